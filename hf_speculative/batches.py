@@ -1,34 +1,50 @@
-"""Throughput over a data set: `generate_batches`, which replaces a row that is done by the next prompt at once.
+"""Continuous batching: `generate_batches` and `model.generate_batch` replace a row that is done by the next prompt at once.
 
 Prompts are taken in windows. A window is one left-padded call of the model's own `generate`, so that processors, criteria and
 seeds mean what they mean there. But only `batch_size` of its rows run at a time, and the others wait for a lane.
 (Continuous batching of Yu et al. 2022, Orca, section 4.1, for rounds in place of steps.)
 """
 
+import inspect
+import time
+import warnings
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils.logging import tqdm
 
+from .attached import Attached, attached_to, plain_generate_of
 from .call import checks
+from .call.configuration import SpeculativeConfig
 from .call.decoding import CannotRefill, SpeculativeDecoding
 from .call.generation_settings import with_settings
 from .call.option_types import WholeNumber
 from .call.plain import NO_DRAFT
 from .call.preparation import prepare, with_stop_strings
-from .call.prompts import check_prompts, padded, prompt_ids, settings_of_rows
+from .call.prompts import check_prompts, padded, prompt_ids, settings_of_requests, settings_of_rows
 from .call.statistics import RowStatistics, Statistics
 from .distributed.synced_gpus import in_step, models_in_step
-from .generation import attached_to, plain_generate_of
-from .models import device_of, modes_of_a_call
+from .hf_compat import ContinuousMixin, GenerationOutput, RequestStatus
+from .models import device_of, modes_of_a_call, without_dropout
 from .sampling.copying import clone
 from .types import Round
 
 #: a window holds this many prompts a lane, at least 64: lanes run empty at its end, which should be rare
 PROMPTS_PER_LANE = 16
+#: rows that `generate_batch` runs together, if its `max_requests_per_batch` says nothing
+LANES = 32
 
 
 @dataclass(frozen=True)
@@ -92,7 +108,7 @@ def generate_batches(
     window = WholeNumber("reads no prompt: give 1 or more.").checked("window", window)
     check_prompts(prompts)
     model = checks.unwrap(model, "model")
-    run = _Run(model, tokenizer, batch_size, settings_of_rows(model, tokenizer, generate_kwargs))
+    run = _Run(model, tokenizer, batch_size, settings_of_rows(model, tokenizer, generate_kwargs), *attached_to(model))
     completions = run.completions(enumerate(prompts), window)
     return _in_order(completions) if in_order else completions
 
@@ -111,14 +127,14 @@ def _in_order(completions: Generator[Completion, None, None]) -> Generator[Compl
 class _Run:
     """One call of `generate_batches`; its settings are checked."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer, batch_size: int, kwargs: dict[str, Any]):
+    def __init__(self, model: PreTrainedModel, tokenizer, batch_size: int, kwargs: dict[str, Any], draft, config):
         self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
         self.pad = kwargs["pad_token_id"]
         if isinstance(kwargs.get("grammar"), (list, tuple)):
             raise ValueError("`grammar` lists several, and prompts are read as they come: give one for all of them.")
         own = {name: kwargs.pop(name) for name in ("pad_token_id", "return_dict_in_generate")}
         kwargs, self.plain_generate = with_settings(model, kwargs, own), plain_generate_of(model)
-        options = prepare(model, kwargs, *attached_to(model))
+        options = prepare(model, kwargs, draft, config)
         if options is None:
             options = prepare(model, kwargs | NO_DRAFT, None, None)
         assert options is not None
@@ -155,11 +171,15 @@ class _Run:
         new_ids: list[list[int]] = [[] for _ in prompts]
         with closing(self._rounds([ids for _, ids in prompts])) as rounds:
             for round, counts in rounds:
+                self.follow(round, [prompts[row][0] for row in round.rows])
                 for row, tokens, is_done in zip(round.rows, round.tokens, round.done, strict=True):
                     new_ids[row] += tokens
                     if is_done:
                         text = self.tokenizer and self.tokenizer.decode(new_ids[row], skip_special_tokens=True)
                         yield Completion(*prompts[row], new_ids[row], text, counts.rows[row])
+
+    def follow(self, round: Round, indices: list[int]) -> None:
+        """Take note of a round, of the prompts with these `indices`."""
 
     def _rounds(self, prompts: list[list[int]]) -> Generator[tuple[Round, Statistics], None, Any]:
         """One call of the model's own `generate`, a round at a time."""
@@ -169,3 +189,122 @@ class _Run:
         processors = LogitsProcessorList(clone(list(self.kwargs.get("logits_processor") or [])))
         given = {"input_ids": input_ids.to(device), "attention_mask": mask.to(device), "logits_processor": processors}
         return self.plain_generate(**self.kwargs | given, custom_generate=SpeculativeDecoding(self.options).rounds)
+
+
+class AttachedBatch:
+    """`model.generate_batch` of a model that `attach` gave a draft: transformers' signature and results, on our caches.
+
+    In float32 greedy tokens are those of plain `generate` for each row. Sampled ones have the same distribution; with
+    `reproducible=True` they are those of plain `generate` on all prompts as one left-padded batch, under the same seed.
+
+    As transformers' own does, it reads all settings but `max_new_tokens` from `generation_config`, takes what this leaves
+    open as off, and decodes without dropout. Processors of the config that transformers drops there are applied. Of
+    `continuous_batching_config` it reads `max_requests_per_batch`, by default 32, `return_logprobs` and `seed`. All others
+    are about transformers' paged cache, which is not used.
+
+    Raises:
+        ValueError, TypeError: before the first forward; a setting that has no meaning for rows that come and go.
+    """
+
+    def __init__(self, attached: Attached):
+        self.attached = attached
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._plain)
+
+    @property
+    def _plain(self):
+        return ContinuousMixin.generate_batch.__get__(self.attached.model)  # a patched class's own would come back
+
+    def __call__(
+        self,
+        inputs: list[list[int]],
+        generation_config: GenerationConfig | None = None,
+        continuous_batching_config: ContinuousBatchingConfig | None = None,
+        record_timestamps: bool = False,
+        progress_bar: bool = False,
+        persistent_manager: bool = False,
+        warmup: bool = True,
+        **kwargs,
+    ) -> dict[str, GenerationOutput]:
+        model, batching = self.attached.model, continuous_batching_config or ContinuousBatchingConfig()
+        if kwargs.get("cache_implementation") == "paged":  # where `generate(draft_model=None)` ends
+            return self._plain(inputs, generation_config, batching, record_timestamps, progress_bar, **kwargs)
+        if unknown := sorted(kwargs.keys() - {"max_new_tokens"}):
+            raise TypeError(f"`generate_batch` reads `generation_config` alone: put {', '.join(unknown)} there.")
+        if not inputs:
+            return {}
+        self.attached.pack()
+        config = generation_config or model.generation_config
+        names = [f"__child#{child}" for child in range((config.num_return_sequences or 1) - 1)] + [""]
+        outputs = [GenerationOutput(f"req_{i}{name}", list(ids)) for i, ids in enumerate(inputs) for name in names]
+        settings = settings_of_requests(model, config, kwargs.get("max_new_tokens"))
+        if batching.seed is not None:
+            generator = torch.Generator(device_of(model)).manual_seed(batching.seed)
+            settings["speculative_config"] = SpeculativeConfig(generator=generator)
+        lanes = min(batching.max_requests_per_batch or LANES, len(outputs))
+        run = _Requests(outputs, record_timestamps, batching.return_logprobs, self.attached, lanes, settings)
+        prompts = [(index, output.prompt_ids) for index, output in enumerate(outputs)]
+        with tqdm(total=len(outputs), disable=not progress_bar, unit="request") as bar, without_dropout(model):
+            for completion in run.completions(iter(prompts), len(prompts)):
+                run.finish(completion)
+                bar.update()
+        return {output.request_id: output for output in outputs}
+
+
+class _Requests(_Run):
+    """A run whose rows are noted as transformers' manager notes its requests, in `outputs`."""
+
+    def __init__(
+        self, outputs: list[GenerationOutput], stamps: bool, logprobs: bool, attached: Attached, lanes, settings
+    ):
+        kwargs = settings_of_rows(attached.model, None, settings)
+        super().__init__(attached.model, None, lanes, kwargs, attached.draft_model, attached.config)
+        self.outputs, self.returns_logprobs, self.last_round = outputs, logprobs, time.perf_counter()
+        for output in outputs if stamps else []:
+            output.timestamps = []
+
+    def follow(self, round: Round, indices: list[int]) -> None:
+        now = time.perf_counter()
+        logprobs: list[list[float]] = [[]] * len(indices)
+        if self.returns_logprobs:
+            chosen = pad_sequence([torch.tensor(tokens) for tokens in round.tokens], batch_first=True)
+            scores = round.scores[:, : chosen.shape[1]].float().log_softmax(-1)
+            logprobs = scores.gather(-1, chosen[..., None].to(scores.device))[..., 0].tolist()
+        for index, tokens, found in zip(indices, round.tokens, logprobs, strict=True):
+            output = self.outputs[index]
+            if output.status == RequestStatus.PENDING:
+                output.status, output.lifespan = RequestStatus.DECODING, (self.last_round, -1)
+            output.generated_tokens += tokens
+            output.logprobs += found[: len(tokens)]
+            if output.timestamps is not None:
+                output.timestamps += [now] * len(tokens)
+        self.last_round = now
+
+    def finish(self, completion: Completion) -> None:
+        output = self.outputs[completion.index]
+        output.status, output.lifespan = RequestStatus.FINISHED, (output.lifespan[0], self.last_round)
+
+
+class AttachedManager:
+    """`model.init_continuous_batching` of a model that `attach` gave a draft: transformers' manager, which drafts nothing."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._plain)
+
+    @property
+    def _plain(self):
+        return type(self.model).init_continuous_batching.__get__(self.model)
+
+    def __call__(self, *args, **kwargs):
+        warnings.warn(
+            "nothing is drafted by this manager of continuous batching: its paged cache cannot take drafts back. "
+            "`model.generate_batch` drafts, and so does the server `hf_speculative serve`.",
+            stacklevel=2,
+        )
+        return self._plain(*args, **kwargs)

@@ -7,9 +7,7 @@ transformers' `generate` does all preparation and hands over to a callable, `Spe
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
-import warnings
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from typing import Any, TypeAlias
@@ -17,21 +15,21 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 
+from .attached import Attached, attached_to, bind, decode, own_generate, plain_generate_of
+from .batches import AttachedBatch, AttachedManager
 from .call import checks
 from .call.configuration import SpeculativeConfig
-from .call.decoding import Declined, SpeculativeDecoding
-from .call.generation_settings import first_given
-from .call.optimize import execution_of, pack
+from .call.decoding import SpeculativeDecoding
 from .call.option_table import CALL, DRAFTS, documented
 from .call.option_table import checked as checked_option
 from .call.output import GenerateSpeculativeOutput
-from .call.plain import on_own_passes
 from .call.preparation import checked, load_draft
 from .call.sources import is_configured, source_of
 from .call.statistics import Statistics
 from .drafting.source import DraftSource
+from .hf_compat import ContinuousMixin
 from .interfaces import Drafter
-from .models import device_of, modes_of_a_call, packing, pool
+from .models import modes_of_a_call, pool
 from .models.model_state import forget
 from .types import Round
 
@@ -64,43 +62,7 @@ def generate(
     if any(isinstance(own_generate(one), Attached) for one in (model, wrapped)):
         return model.generate(*args, **generate_kwargs)
     plain_generate = plain_generate_of(model)
-    return _generate(model, plain_generate, _bind(plain_generate, args, generate_kwargs))
-
-
-def plain_generate_of(model):
-    """The `generate` that prepares a call: the model's, but for what was attached."""
-    own = own_generate(model)
-    # A repository's `custom_generate/` puts a partial there, and may be what calls here.
-    is_custom = isinstance(own, functools.partial) and own.keywords.get("model") is model
-    return type(model).generate.__get__(model) if is_custom or isinstance(own, Attached) else model.generate
-
-
-def _generate(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, attached_config=None):
-    """One call: plain if nothing asks for speculation, else through transformers' hook."""
-    options, kwargs = checked(model, plain_generate, kwargs, attached_draft, attached_config)
-    if options is None:
-        return _plain(model, plain_generate, kwargs, attached_config)
-    try:
-        with modes_of_a_call(model, options.source.draft_model):
-            return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options, rows_go_on=True))
-    except Declined as error:
-        warnings.warn(f"nothing is drafted in this call: {error.__cause__}", stacklevel=3)
-        more = {name: options[name] for name in ("streamer", "synced_gpus") if options[name] is not None}
-        return plain_generate(**kwargs | more)
-
-
-def _plain(model, plain_generate, kwargs: dict[str, Any], attached_config):
-    """A call without a draft: on the compiled passes of an attached model, else all transformers' own."""
-    on_passes = on_own_passes(model, plain_generate, kwargs, attached_config)
-    if on_passes is None:
-        return plain_generate(**kwargs)
-    options, prepared = on_passes
-    decode = SpeculativeDecoding(options, rows_go_on=True, is_plain=True)
-    try:
-        with modes_of_a_call(model, None):
-            return plain_generate(**prepared, custom_generate=decode)
-    except Declined:
-        return plain_generate(**kwargs)
+    return decode(model, plain_generate, bind(plain_generate, args, generate_kwargs))
 
 
 def generate_rounds(model, **generate_kwargs) -> Generator[tuple[Round, Statistics], None, Tensor]:
@@ -125,18 +87,6 @@ def generate_rounds(model, **generate_kwargs) -> Generator[tuple[Round, Statisti
         return (yield from rounds)
 
 
-def _bind(generate, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Positional arguments of a model's own, bound `generate`, by name."""
-    names = list(inspect.signature(generate).parameters)
-    if len(args) > len(names):
-        raise TypeError(f"generate takes at most {len(names)} positional arguments, got {len(args)}")
-    positional = dict(zip(names, args, strict=False))
-    twice = positional.keys() & kwargs.keys()
-    if twice:
-        raise TypeError(f"generate got multiple values for {', '.join(sorted(twice))}")
-    return positional | kwargs
-
-
 class SpeculativeGenerationMixin:
     """`generate` with a draft, for a class of your own.
 
@@ -147,56 +97,7 @@ class SpeculativeGenerationMixin:
         """`hf_speculative.generate` as a method; without a draft, what the next class in line does."""
         if kwargs.get("custom_generate") is not None:
             return super().generate(*args, **kwargs)  # type: ignore[misc]
-        return _generate(self, super().generate, _bind(super().generate, args, kwargs))  # type: ignore[misc]
-
-
-def own_generate(model):
-    """The `generate` of this very object, in place of its class's: an `Attached`, somebody else's, or `None`."""
-    return vars(model).get("generate")
-
-
-def attached_to(model) -> tuple[Any, SpeculativeConfig | None]:
-    """What `attach` gave a model, if it did: the draft, as `load_draft` returns it, and the settings."""
-    attached = own_generate(model)
-    return (attached.draft_model, attached.config) if isinstance(attached, Attached) else (None, None)
-
-
-class Attached:
-    """`model.generate` of a model that `attach` gave a draft. Copies and pickles along with the model."""
-
-    def __init__(self, model: PreTrainedModel, draft_model: Any, config: SpeculativeConfig):
-        self.model, self.draft_model, self.config = model, draft_model, config
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.plain_generate)
-
-    @property
-    def plain_generate(self):
-        return type(self.model).generate.__get__(self.model)
-
-    @property
-    def models(self) -> list[PreTrainedModel]:
-        """The target, and the draft model if there is one."""
-        draft, _ = DRAFTS.split(self.draft_model)
-        return [model for model in (self.model, draft) if isinstance(model, PreTrainedModel)]
-
-    def pack(self, in_call: SpeculativeConfig | None = None) -> None:
-        """Pack the weights of both models as far as a call with these settings reads packed ones."""
-        optimize = first_given(getattr(in_call, "optimize", None), self.config.optimize)
-        for model in self.models:
-            pack(model, execution_of(optimize, device_of(model)))
-
-    def unpack(self) -> None:
-        for model in self.models:
-            packing.unpack_weights(model)
-
-    def __call__(self, *args, **kwargs):
-        self.pack(kwargs.get("speculative_config"))
-        if kwargs.get("custom_generate") is not None:
-            return self.plain_generate(*args, **kwargs)
-        kwargs = _bind(self.plain_generate, args, kwargs)
-        return _generate(self.model, self.plain_generate, kwargs, self.draft_model, self.config)
+        return decode(self, super().generate, bind(super().generate, args, kwargs))  # type: ignore[misc]
 
 
 def attach(
@@ -251,6 +152,7 @@ def attach(
     if existing is not None:
         existing.unpack()
     target.generate = Attached(target, draft, config)
+    target.generate_batch, target.init_continuous_batching = AttachedBatch(target.generate), AttachedManager(target)
     target.generate.pack()
     return model
 
@@ -265,7 +167,7 @@ def detach(model: PreTrainedModel) -> PreTrainedModel:
     attached = own_generate(target)
     if isinstance(attached, Attached):
         attached.unpack()
-        del target.generate
+        del target.generate, target.generate_batch, target.init_continuous_batching
         for one in attached.models:
             pool.release(one)
     pool.release(target)
@@ -287,10 +189,18 @@ def _patched(original):
         if kwargs.get("custom_generate") is not None or not patches:
             return original(self, *args, **kwargs)
         plain_generate = original.__get__(self)
-        kwargs = _bind(plain_generate, args, kwargs)
-        return _generate(self, plain_generate, kwargs, patches[0].draft_model, patches[0].config)
+        kwargs = bind(plain_generate, args, kwargs)
+        return decode(self, plain_generate, kwargs, patches[0].draft_model, patches[0].config)
 
     return generate
+
+
+def _generate_batch(self, *args, **kwargs):
+    """`ContinuousMixin.generate_batch`, or with a draft if the newest patch in force has one."""
+    patches = [patch for patch in _patches[-1:] if patch.draft_model is not None]
+    if not patches:
+        return ContinuousMixin.generate_batch(self, *args, **kwargs)
+    return AttachedBatch(Attached(self, patches[0].draft_model, patches[0].config))(*args, **kwargs)
 
 
 class patch_transformers:
@@ -317,6 +227,7 @@ class patch_transformers:
                 original = GenerationMixin.generate
                 patch_transformers._pair = original, _patched(original)
                 GenerationMixin.generate = patch_transformers._pair[1]
+                GenerationMixin.generate_batch = _generate_batch
             _patches.append(self)
 
     def undo(self) -> None:
@@ -328,6 +239,8 @@ class patch_transformers:
                 # What somebody else has put around ours stays: without a patch in force, ours is transformers' own.
                 if not _patches and GenerationMixin.generate is ours:
                     GenerationMixin.generate = original
+                if not _patches and vars(GenerationMixin).get("generate_batch") is _generate_batch:
+                    del GenerationMixin.generate_batch
 
     def __enter__(self) -> patch_transformers:
         return self

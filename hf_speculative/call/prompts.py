@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from jinja2 import TemplateError
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from .generation_settings import first_given, setting_of
+from .generation_settings import first_given, setting_of, with_settings
 from .input_checks import check_known_ids
+from .option_table import ROWS
 
 _PROMPTS = "prompts come as `prompts`"
 _OUTPUT = "a Completion has the tokens, the text and the statistics of a row"
@@ -37,6 +38,9 @@ MEANINGLESS = {
 #: of those, what would do harm from the model's own generation config, too
 CHANGES_ROWS = ("num_return_sequences", "max_time", "token_healing")
 
+#: what transformers' continuous batching makes of settings that nobody gave, where its `generate` goes by others
+OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0, "num_beams": 1}
+
 
 def settings_of_rows(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, kwargs: dict[str, Any]
@@ -58,6 +62,20 @@ def settings_of_rows(
     eos = eos[0] if isinstance(eos, list) else eos
     pad = first_given(setting_of(model, kwargs, "pad_token_id"), getattr(tokenizer, "pad_token_id", None), eos, 0)
     return kwargs | {"tokenizer": tokenizer, "pad_token_id": pad, "return_dict_in_generate": False}
+
+
+def settings_of_requests(
+    model: PreTrainedModel, config: GenerationConfig, max_new_tokens: int | None
+) -> dict[str, Any]:
+    """Keywords of `generate` that mean what `config` means to `generate_batch`: what it leaves open is off."""
+    others = (*ROWS, "transformers_version", "use_cache", "bos_token_id", "pad_token_id")
+    names = [name for name in vars(config) if not name.startswith(("_", "output_")) and name not in others]
+    open_names = [name for name in names if getattr(config, name) is None]
+    off = {name: OFF.get(name) for name in open_names if getattr(model.generation_config, name, None) is not None}
+    off |= {name: OFF[name] for name in open_names if name in OFF}
+    off |= {"max_length": None, "num_return_sequences": None, "continuous_batching_config": None}
+    off |= {"max_new_tokens": first_given(max_new_tokens, config.max_new_tokens)}
+    return with_settings(model, {"generation_config": config}, off)
 
 
 def check_prompts(prompts) -> None:

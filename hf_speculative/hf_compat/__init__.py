@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import LinearAttentionLayer as LinearAttentionLayer
 from transformers.generation import logits_process as logits_process
+from transformers.generation.continuous_batching.continuous_api import ContinuousMixin as ContinuousMixin
+from transformers.generation.continuous_batching.requests import GenerationOutput as GenerationOutput
+from transformers.generation.continuous_batching.requests import RequestStatus as RequestStatus
 from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.initialization import no_init_weights as no_init_weights
 from transformers.integrations.sdpa_attention import sdpa_attention_forward as sdpa_attention_forward

@@ -11,11 +11,12 @@ from huggingface_hub import HfApi
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, cached_file
 
+from ..attached import attached_to, own_generate
 from ..call.configuration import SpeculativeConfig
 from ..call.option_table import CONFIG, DRAFTS, ROWS
 from ..call.option_table import checked as checked_option
 from ..call.sources import SETTINGS_OF_ONE, is_configured
-from ..generation import DraftModel, attach, attached_to, own_generate
+from ..generation import DraftModel, attach
 from ..models import device_of
 from ..models.loading import LOADING, OF_REPOSITORY, load_model
 from ..names import AND

@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer
 
+from ..attached import attached_to
 from ..call.checks import check_source
 from ..call.configuration import SpeculativeConfig
 from ..call.generation_settings import first_given, setting_of
@@ -26,7 +27,7 @@ from ..call.preparation import prepare
 from ..call.prompts import padded
 from ..call.statistics import RowStatistics, Statistics
 from ..drafting.source import DraftSource
-from ..generation import attached_to, generate, generate_rounds
+from ..generation import generate, generate_rounds
 from ..models import device_of
 from ..models.model_state import keeping
 from ..sampling.copying import clone

@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..attached import attached_to
 from ..call import checks
 from ..call.option_table import DRAFTS
 from ..call.preparation import load_draft
 from ..call.sources import source_of
-from ..generation import attached_to
 from ..tokenizers.loading import tokenizer_of_draft
 
 

@@ -15,7 +15,7 @@ from typing import cast
 
 from ..interfaces import Schedule
 from ..types import Batch, Costs, Round
-from .best_nodes import BestNodes
+from .best_nodes import MARGIN, BestNodes
 from .evidence import PRIOR_RATE, Evidence, expected_tokens
 
 #: what drafts may lose against plain decoding: this share of a call's plain steps, and up to so many of what they have saved
@@ -115,7 +115,7 @@ class Adaptive(Schedule):
             first: plain steps that the next one takes besides.
         """
         left = max(batch.max_length - done for done in batch.host_lengths)
-        if left * (1 - 1 / speed) > first:
+        if left * (1 - MARGIN / speed) > first:  # even ones lose: what is known of costs and acceptance is uncertain
             return True
         # A draft that takes longer than what it could bring at best is not worth a try either.
         self.needed = max(0.0, steps * (1 - speed)) + first if 1 + most > steps else inf

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from ..attached import attached_to
 from ..batches import NO_DRAFT
 from ..call import checks
 from ..call.configuration import Options
@@ -23,7 +24,6 @@ from ..call.learned import Learned
 from ..call.parts import make_schedule, target_and_drafter
 from ..call.preparation import prepare
 from ..call.statistics import RowStatistics
-from ..generation import attached_to
 from ..interfaces import CachedModel, Drafter
 from ..loop import speculate
 from ..models import Inputs, choose, device_of, fits_trees, max_positions_of, modes_of_a_call, num_logits

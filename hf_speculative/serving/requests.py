@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
+from ..attached import plain_generate_of
 from ..call import checks, input_checks
 from ..call.configuration import Options
 from ..call.parts import make_sampler
 from ..call.preparation import with_stop_strings
 from ..call.statistics import RowStatistics
-from ..generation import plain_generate_of
 from ..grammar.call import with_grammar
 from ..models import Inputs, device_of
 from ..sampling.logits_processors import Processors

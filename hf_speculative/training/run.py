@@ -9,9 +9,10 @@ from typing import Any
 
 from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
 
+from ..attached import own_generate
 from ..call import checks
 from ..drafting.tables import TablesSource
-from ..generation import attach, detach, own_generate
+from ..generation import attach, detach
 from ..measuring.fingerprint import fingerprint
 from ..measuring.processes import Processes
 from ..measuring.rows import DEFAULT_FIELD

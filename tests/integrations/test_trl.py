@@ -1,11 +1,15 @@
 """TRL's GRPO, its rollouts through a draft: `examples/train_with_trl.py`."""
 
+import copy
+import random
 import runpy
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+import hf_speculative as hs
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_with_trl.py"
 
@@ -33,3 +37,67 @@ def test_a_run_with_a_draft_ends_with_the_weights_of_one_without(tmp_path):
     drafts = {name: [weight.detach() for weight in watch.draft.parameters()] for name, (_, watch) in runs.items()}
     assert all(torch.equal(a, b) for a, b in zip(drafts["draft"], drafts["plain"], strict=True)), "left as it was"
     assert not all(torch.equal(a, b) for a, b in zip(drafts["refreshed"], drafts["plain"], strict=True))
+
+
+def _trained(kind: str, folder, attached: bool, **settings):
+    """Rewards, losses and weights of two steps of a TRL trainer, and the draft tokens that its rollouts kept."""
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    torch.manual_seed(0)
+    random.seed(0)
+    model, draft, tokenizer = copy.deepcopy(hs.embedded_pair())
+    tokenizer.padding_side = "left"
+    if attached:
+        hs.attach(model, draft, num_draft_tokens=4, reproducible=True)
+    arguments = getattr(trl, f"{kind}Config")(
+        output_dir=str(folder),
+        max_steps=2,
+        num_generations=4,
+        per_device_train_batch_size=8,
+        max_completion_length=16,
+        learning_rate=3e-4,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        disable_tqdm=True,
+        logging_steps=1,
+        dataloader_pin_memory=False,
+        **settings,
+    )
+    numbers = iter(range(10_000))
+
+    def reward(completions, **others):
+        """Differs within a group whose texts are equal."""
+        return [len(set(text)) + 0.5 * (next(numbers) % 3) for text in completions]
+
+    data = datasets.Dataset.from_list([{"prompt": prompt} for prompt in ("import os\n", "class Node:\n")])
+    trainer = getattr(trl, f"{kind}Trainer")(model, reward, arguments, train_dataset=data, processing_class=tokenizer)
+    with hs.record() as stats:
+        trainer.train()
+    log = [(step["reward"], step["loss"]) for step in trainer.state.log_history if "loss" in step]
+    return log, [weight.detach() for weight in model.parameters()], stats.num_accepted_draft_tokens
+
+
+BATCHED = {
+    "use_transformers_continuous_batching": True,
+    "transformers_continuous_batching_config": {"num_blocks": 16, "max_batch_tokens": 128},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+def test_both_switches_train_as_without_a_draft(tmp_path, kind):
+    """Bit for bit with `generate` and with `generate_batch`; where one token is certain, also beside transformers' own pages."""
+    log, weights, num_accepted = _trained(kind, tmp_path, attached=False)
+    assert len(log) == 2 and not num_accepted
+    for settings in ({}, BATCHED):
+        found = _trained(kind, tmp_path, attached=True, **settings)
+        assert found[0] == log and found[2] > 10
+        assert all(torch.equal(ours, plain) for ours, plain in zip(found[1], weights, strict=True))
+    certain, (ours, _, num_accepted) = (
+        _trained(kind, tmp_path, attached, top_k=1, **BATCHED) for attached in (False, True)
+    )
+    assert num_accepted > 10 and [reward for reward, _ in ours] == [reward for reward, _ in certain[0]]
+    assert [loss for _, loss in ours] == pytest.approx([loss for _, loss in certain[0]], abs=1e-5)

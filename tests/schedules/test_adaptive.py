@@ -25,6 +25,7 @@ from hf_speculative.schedules import (
     Timed,
     timed,
 )
+from hf_speculative.schedules.evidence import Evidence
 from hf_speculative.types import Costs
 from hf_speculative.verification import BlockVerification, TokenVerification
 from tests.support.branching import Table, branches, distance, plain_sequences
@@ -188,6 +189,16 @@ def test_one_length_for_all_rows_within_what_each_can_use():
     assert plan([6, 6], max_length=7) == [0, 0]
 
 
+def test_chance_in_one_of_many_rows_does_not_end_the_drafts_of_all():
+    """One of five draft tokens kept where two of three are: with eight rows, that is nothing to go by."""
+    evidence = Evidence(4)
+    for i in range(5):
+        evidence.add({row: [float((i + row) % 3 > 0)] for row in range(7)} | {7: [float(i == 0)]})
+    unlucky, others = evidence.rates(7)[0], [evidence.rates(row)[0] for row in range(7)]
+    assert 0.45 < unlucky < min(others) and max(others) < 0.8
+    assert evidence.rates(7)[1] < evidence.rates(0)[1], "where nothing was seen, the row's other positions tell"
+
+
 def test_what_means_nothing_is_refused():
     for costs in ({"draft": -0.1}, {"verify": math.inf}, {"start": math.nan}):
         with pytest.raises(ValueError, match=f"`{next(iter(costs))}=.*0 or more"):
@@ -252,7 +263,7 @@ def distribution_of(rule, p, q, schedule, length, peek=None):
 
 def deciding():
     """Sure to decide differently in different branches."""
-    schedule = Adaptive(2, costs=Costs(0.3, 0.27, 0.1))
+    schedule = Adaptive(2, costs=Costs(0.26, 0.24, 0.1))
     schedule.begin(batch_at([0]), None)
     schedule.has_drafted, schedule.credit = True, -100.0
     return schedule

@@ -18,13 +18,14 @@ try:
 except ImportError as error:
     raise ImportError("lm-eval is not installed: pip install 'hf_speculative[lm-eval]'") from error
 
+from ...attached import attached_to
 from ...call.checks import unwrap
 from ...call.configuration import as_keywords
 from ...call.option_table import DRAFTING, DRAFTS, ROWS
 from ...call.option_types import close_to
 from ...call.preparation import prepare
 from ...call.statistics import Statistics, record
-from ...generation import attached_to, generate
+from ...generation import generate
 from ...models import device_of
 from ...models.loading import check_name, load_model
 from ...tokenizers.loading import tokenizer_of_draft

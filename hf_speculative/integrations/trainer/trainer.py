@@ -10,12 +10,13 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import PreTrainedModel, Seq2SeqTrainer, trainer_seq2seq
 
+from ...attached import Attached, attached_to, own_generate
 from ...call import checks
 from ...call.configuration import SpeculativeConfig
 from ...call.generation_settings import first_given
 from ...call.preparation import prepare
 from ...call.statistics import Statistics, record
-from ...generation import Attached, attach, attached_to, own_generate
+from ...generation import attach
 from ...models import pool
 from .prompts import completions_of, prompts_of
 

@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ...attached import attached_to
 from ...embedded import embedded_pair
 from ...embedded.examples import example_pair
-from ...generation import attach, attached_to
+from ...generation import attach
 from ...reports.pages import visible
 from ...reports.terminal import as_text
 from ...reports.timing import timed

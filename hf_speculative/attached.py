@@ -1,0 +1,118 @@
+"""What `attach` leaves with a model, and how one call of `generate` goes on with it: with a draft, or plainly."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from .call.configuration import SpeculativeConfig
+from .call.decoding import Declined, SpeculativeDecoding
+from .call.generation_settings import first_given
+from .call.optimize import execution_of, pack
+from .call.option_table import DRAFTS
+from .call.plain import on_own_passes
+from .call.preparation import checked
+from .models import device_of, modes_of_a_call, packing
+
+
+def own_generate(model):
+    """The `generate` of this very object, in place of its class's: an `Attached`, somebody else's, or `None`."""
+    return vars(model).get("generate")
+
+
+def attached_to(model) -> tuple[Any, SpeculativeConfig | None]:
+    """What `attach` gave a model, if it did: the draft, as `load_draft` returns it, and the settings."""
+    attached = own_generate(model)
+    return (attached.draft_model, attached.config) if isinstance(attached, Attached) else (None, None)
+
+
+class Attached:
+    """`model.generate` of a model that `attach` gave a draft. Copies and pickles along with the model."""
+
+    def __init__(self, model: PreTrainedModel, draft_model: Any, config: SpeculativeConfig):
+        self.model, self.draft_model, self.config = model, draft_model, config
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.plain_generate)
+
+    @property
+    def plain_generate(self):
+        return type(self.model).generate.__get__(self.model)
+
+    @property
+    def models(self) -> list[PreTrainedModel]:
+        """The target, and the draft model if there is one."""
+        draft, _ = DRAFTS.split(self.draft_model)
+        return [model for model in (self.model, draft) if isinstance(model, PreTrainedModel)]
+
+    def pack(self, in_call: SpeculativeConfig | None = None) -> None:
+        """Pack the weights of both models as far as a call with these settings reads packed ones."""
+        optimize = first_given(getattr(in_call, "optimize", None), self.config.optimize)
+        for model in self.models:
+            pack(model, execution_of(optimize, device_of(model)))
+
+    def unpack(self) -> None:
+        for model in self.models:
+            packing.unpack_weights(model)
+
+    def __call__(self, *args, **kwargs):
+        self.pack(kwargs.get("speculative_config"))
+        if (given := kwargs.get("custom_generate")) is not None:
+            if not isinstance(given, (str, SpeculativeDecoding)):  # ours: a repository's, and under `torch.compile`
+                warnings.warn("nothing is drafted in this call: its `custom_generate` decodes it.", stacklevel=2)
+            return self.plain_generate(*args, **kwargs)
+        kwargs = bind(self.plain_generate, args, kwargs)
+        return decode(self.model, self.plain_generate, kwargs, self.draft_model, self.config)
+
+
+def plain_generate_of(model):
+    """The `generate` that prepares a call: the model's, but for what was attached."""
+    own = own_generate(model)
+    # A repository's `custom_generate/` puts a partial there, and may be what calls here.
+    is_custom = isinstance(own, functools.partial) and own.keywords.get("model") is model
+    return type(model).generate.__get__(model) if is_custom or isinstance(own, Attached) else model.generate
+
+
+def decode(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, attached_config=None):
+    """One call: plain if nothing asks for speculation, else through transformers' hook."""
+    options, kwargs = checked(model, plain_generate, kwargs, attached_draft, attached_config)
+    if options is None:
+        return _plain(model, plain_generate, kwargs, attached_config)
+    try:
+        with modes_of_a_call(model, options.source.draft_model):
+            return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options, rows_go_on=True))
+    except Declined as error:
+        warnings.warn(f"nothing is drafted in this call: {error.__cause__}", stacklevel=3)
+        more = {name: options[name] for name in ("streamer", "synced_gpus") if options[name] is not None}
+        return plain_generate(**kwargs | more)
+
+
+def _plain(model, plain_generate, kwargs: dict[str, Any], attached_config):
+    """A call without a draft: on the compiled passes of an attached model, else all transformers' own."""
+    on_passes = on_own_passes(model, plain_generate, kwargs, attached_config)
+    if on_passes is None:
+        return plain_generate(**kwargs)
+    options, prepared = on_passes
+    decoding = SpeculativeDecoding(options, rows_go_on=True, is_plain=True)
+    try:
+        with modes_of_a_call(model, None):
+            return plain_generate(**prepared, custom_generate=decoding)
+    except Declined:
+        return plain_generate(**kwargs)
+
+
+def bind(generate, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Positional arguments of a model's own, bound `generate`, by name."""
+    names = list(inspect.signature(generate).parameters)
+    if len(args) > len(names):
+        raise TypeError(f"generate takes at most {len(names)} positional arguments, got {len(args)}")
+    positional = dict(zip(names, args, strict=False))
+    twice = positional.keys() & kwargs.keys()
+    if twice:
+        raise TypeError(f"generate got multiple values for {', '.join(sorted(twice))}")
+    return positional | kwargs
