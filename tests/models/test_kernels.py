@@ -9,8 +9,8 @@ from hf_speculative.models.attention import with_folded_attention
 from hf_speculative.models.execution import eager_reason
 from tests.architectures.check import build
 from tests.support import heads, tiny
+from tests.support.attention_kernels import FLASH, FLEX, HUB, kernels, loaded
 from tests.support.cases import slow_but
-from tests.support.kernels import FLASH, FLEX, HUB, kernels, loaded
 from tests.support.plain import NEW, agrees, ours, same_as_plain, takes_lanes
 
 __all__ = ["kernels"]
