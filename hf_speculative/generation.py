@@ -31,6 +31,7 @@ from .hf_compat import ContinuousMixin
 from .interfaces import Drafter
 from .models import modes_of_a_call, pool
 from .models.model_state import forget
+from .models.shallow import REPLACED
 from .types import Round
 
 #: what may draft: a model, its name, a method, a drafter of your own, or several of these
@@ -167,7 +168,8 @@ def detach(model: PreTrainedModel) -> PreTrainedModel:
     attached = own_generate(target)
     if isinstance(attached, Attached):
         attached.unpack()
-        del target.generate, target.generate_batch, target.init_continuous_batching
+        for name in REPLACED:
+            delattr(target, name)
         for one in attached.models:
             pool.release(one)
     pool.release(target)

@@ -13,6 +13,9 @@ from transformers import PreTrainedModel
 
 from ..hf_compat import has_placement_hook, hooked_forward, is_compiled, output_capturing, set_hooked_forward
 
+#: what `attach` puts in place of a model's methods: it holds the original, and would run it
+REPLACED = ("generate", "generate_batch", "init_continuous_batching")
+
 
 def decoder_layers(model: PreTrainedModel) -> str | None:
     """Where the model's only list of decoder layers is, `"model.layers"` say; `None` if it has none, or several."""
@@ -103,7 +106,8 @@ def shallow(module: nn.Module) -> nn.Module:
     """A copy of `module` that shares its parameters, buffers, hooks and children; `_modules`, where it has them, is its own."""
     twin = duplicate(module)
     twin._modules = dict(module._modules)
-    vars(twin).pop("generate", None)  # of `attach`, which holds the original, and would run it
+    for name in REPLACED:
+        vars(twin).pop(name, None)
     if has_placement_hook(module) and not has_own_forward(module):
         # accelerate's wrapper around `forward` is bound to the original.
         twin.forward = functools.partial(module.forward.func, twin)
