@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils.logging import tqdm
+from transformers.utils import logging
 
 from .attached import Attached, attached_to, plain_generate_of
 from .call import checks
@@ -246,7 +246,7 @@ class AttachedBatch:
         lanes = min(batching.max_requests_per_batch or LANES, len(outputs))
         run = _Requests(outputs, record_timestamps, batching.return_logprobs, self.attached, lanes, settings)
         prompts = [(index, output.prompt_ids) for index, output in enumerate(outputs)]
-        with tqdm(total=len(outputs), disable=not progress_bar, unit="request") as bar, without_dropout(model):
+        with logging.tqdm(total=len(outputs), disable=not progress_bar, unit="request") as bar, without_dropout(model):
             for completion in run.completions(iter(prompts), len(prompts)):
                 run.finish(completion)
                 bar.update()

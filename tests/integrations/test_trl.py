@@ -89,7 +89,7 @@ BATCHED = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
 def test_both_switches_train_as_without_a_draft(tmp_path, kind):
-    """Bit for bit with `generate` and with `generate_batch`; where one token is certain, also beside transformers' own pages."""
+    """Bit for bit with `generate` and `generate_batch`; where one token is certain, also beside transformers' own pages."""
     log, weights, num_accepted = _trained(kind, tmp_path, attached=False)
     assert len(log) == 2 and not num_accepted
     for settings in ({}, BATCHED):
