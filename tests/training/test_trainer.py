@@ -21,7 +21,7 @@ def unlike(target):
 @pytest.mark.parametrize(
     ("kind", "steps", "learning_rate", "loss"),
     [
-        ("draft model", 60, 5e-3, "lk_hybrid"),
+        ("draft model", 160, 5e-3, "lk_hybrid"),
         ("eagle3", 60, 5e-3, "forward_kl"),
         ("dflash", 80, 1e-2, "cross_entropy"),
         ("jetspec", 80, 1e-2, "cross_entropy"),
