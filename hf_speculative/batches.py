@@ -25,8 +25,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from .attached import Attached, attached_to, plain_generate_of
 from .call import checks
+from .call.attached import Attached, attached_to, plain_generate_of
 from .call.configuration import SpeculativeConfig
 from .call.decoding import CannotRefill, SpeculativeDecoding
 from .call.generation_settings import with_settings
@@ -287,24 +287,11 @@ class _Requests(_Run):
         output.status, output.lifespan = RequestStatus.FINISHED, (output.lifespan[0], self.last_round)
 
 
-class AttachedManager:
-    """`model.init_continuous_batching` of a model that `attach` gave a draft: transformers' manager, which drafts nothing."""
-
-    def __init__(self, model: PreTrainedModel):
-        self.model = model
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self._plain)
-
-    @property
-    def _plain(self):
-        return type(self.model).init_continuous_batching.__get__(self.model)
-
-    def __call__(self, *args, **kwargs):
-        warnings.warn(
-            "nothing is drafted by this manager of continuous batching: its paged cache cannot take drafts back. "
-            "`model.generate_batch` drafts, and so does the server `hf_speculative serve`.",
-            stacklevel=2,
-        )
-        return self._plain(*args, **kwargs)
+def plain_manager(model: PreTrainedModel, *args, **kwargs) -> Any:
+    """transformers' manager of continuous batching, of a model that `attach` gave a draft: it drafts nothing, and says so."""
+    warnings.warn(
+        "nothing is drafted by this manager of continuous batching: its paged cache cannot take drafts back. "
+        "`model.generate_batch` drafts, and so does the server `hf_speculative serve`.",
+        stacklevel=2,
+    )
+    return type(model).init_continuous_batching(model, *args, **kwargs)

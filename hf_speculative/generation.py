@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 
-from .attached import Attached, attached_to, bind, decode, own_generate, plain_generate_of
-from .batches import AttachedBatch, AttachedManager
+from .batches import AttachedBatch, plain_manager
 from .call import checks
+from .call.attached import Attached, attached_to, bind, decode, own_generate, plain_generate_of
 from .call.configuration import SpeculativeConfig
 from .call.decoding import SpeculativeDecoding
 from .call.option_table import CALL, DRAFTS, documented
@@ -153,7 +153,8 @@ def attach(
     if existing is not None:
         existing.unpack()
     target.generate = Attached(target, draft, config)
-    target.generate_batch, target.init_continuous_batching = AttachedBatch(target.generate), AttachedManager(target)
+    target.generate_batch = AttachedBatch(target.generate)
+    target.init_continuous_batching = functools.partial(plain_manager, target)
     target.generate.pack()
     return model
 

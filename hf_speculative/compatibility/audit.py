@@ -2,9 +2,9 @@
 
 import copy
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -82,7 +82,8 @@ def audit(model: PreTrainedModel, prompt: Sequence[int], a: Sequence[int], b: Se
     Raises:
         ValueError: an empty prompt, or ids past the model's vocabulary.
     """
-    return _Auditor(checks.unwrap(model, "model")).audit(prompt, a, b)
+    model = checks.unwrap(model, "model")
+    return _audit(model, _exact(model), prompt, a, b)
 
 
 def audit_texts(
@@ -93,56 +94,52 @@ def audit_texts(
     Args:
         raw: a prompt that is a text is no message of a user.
     """
-    auditor = _Auditor(model)
+    exact = _exact(model)
     for index, (prompt, *texts) in enumerate(rows):
         ids = prompt_ids(as_chat(prompt, tokenizer, raw), index, model, tokenizer)
-        yield auditor.audit(ids, *tokenizer(texts, add_special_tokens=False)["input_ids"])
+        yield _audit(model, exact, ids, *tokenizer(texts, add_special_tokens=False)["input_ids"])
 
 
-class _Auditor:
-    def __init__(self, model: PreTrainedModel):
-        self.model = model
+def _exact(model: PreTrainedModel) -> Callable[[], PreTrainedModel]:
+    """A copy in float64, made where it is asked for first."""
+    return functools.cache(lambda: copy.deepcopy(model).double())
 
-    @functools.cached_property
-    def exact(self) -> PreTrainedModel:
-        return copy.deepcopy(self.model).double()
 
-    @torch.no_grad()
-    def audit(self, prompt: Sequence[int], a: Sequence[int], b: Sequence[int]) -> Audit | None:
-        model = self.model
-        position = next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), None)
-        if not prompt:
-            raise ValueError("`prompt` is empty: give the ids that both texts go on from.")
-        vocab_size = model.config.get_text_config(decoder=True).vocab_size
-        if (largest := max(*prompt, *a, *b, 0)) >= vocab_size:
-            raise ValueError(
-                f"id {largest} is past the {vocab_size} of the model's vocabulary: are these another model's?"
-            )
-        if position is None:
-            return None
-        ids = torch.tensor([[*prompt, *a[:position]]], device=device_of(model))
-        with without_dropout(model):
-            fresh, layers = _read(model, ids)
-            exact, exact_layers = _read(self.exact, ids)
-            tokens = (a[position], b[position])
-            logits, leads = fresh[list(tokens)], exact[list(tokens)]
-            lead, behind = (leads[0] - leads[1]).item(), (exact.max() - leads.min()).item()
-            number = torch.finfo(model.dtype)
-            ulp = number.eps * 2 ** logits.abs().max().clamp(min=number.tiny).log2().floor().item()
-            found = Audit(
-                position=position,
-                tokens=tokens,
-                logits=(logits[0].item(), logits[1].item()),
-                lead=lead,
-                behind=behind,
-                rounding=(fresh - exact).abs().max().item(),
-                ulps=(logits[0] - logits[1]).abs().item() / ulp,
-            )
-            return (
-                found
-                if found.is_tie
-                else Audit(**vars(found) | {"layer": _wrong_layer(model, ids, layers, exact_layers)})
-            )
+@torch.no_grad()
+def _audit(
+    model: PreTrainedModel,
+    exact: Callable[[], PreTrainedModel],
+    prompt: Sequence[int],
+    a: Sequence[int],
+    b: Sequence[int],
+) -> Audit | None:
+    position = next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), None)
+    if not prompt:
+        raise ValueError("`prompt` is empty: give the ids that both texts go on from.")
+    vocab_size = model.config.get_text_config(decoder=True).vocab_size
+    if (largest := max(*prompt, *a, *b, 0)) >= vocab_size:
+        raise ValueError(f"id {largest} is past the {vocab_size} of the model's vocabulary: are these another model's?")
+    if position is None:
+        return None
+    ids = torch.tensor([[*prompt, *a[:position]]], device=device_of(model))
+    with without_dropout(model):
+        fresh, layers = _read(model, ids)
+        in_float64, exact_layers = _read(exact(), ids)
+        tokens = (a[position], b[position])
+        logits, leads = fresh[list(tokens)], in_float64[list(tokens)]
+        lead, behind = (leads[0] - leads[1]).item(), (in_float64.max() - leads.min()).item()
+        number = torch.finfo(model.dtype)
+        ulp = number.eps * 2 ** logits.abs().max().clamp(min=number.tiny).log2().floor().item()
+        found = Audit(
+            position=position,
+            tokens=tokens,
+            logits=(logits[0].item(), logits[1].item()),
+            lead=lead,
+            behind=behind,
+            rounding=(fresh - in_float64).abs().max().item(),
+            ulps=(logits[0] - logits[1]).abs().item() / ulp,
+        )
+        return found if found.is_tie else replace(found, layer=_wrong_layer(model, ids, layers, exact_layers))
 
 
 def _read(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, list[Tensor]]:

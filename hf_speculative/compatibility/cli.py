@@ -147,8 +147,8 @@ class AuditOptions:
 def audit(settings: AuditOptions) -> None:
     """Where do two greedy texts of a model differ, and why: a tie within rounding, or a bug?
 
-    The texts may be any two systems'. The model reads each text before its first difference in its own number format and in
-    float64. Exits with status 1 if rounding does not explain one of the differences.
+    The texts may be any two systems', and are tokenized here. The model reads each text before its first difference in its own
+    number format and in float64. Exits with status 1 if rounding does not explain one of the differences.
 
     Two servers:  hf-speculative audit Qwen/Qwen3-0.6B plain.jsonl drafted.jsonl --dtype bfloat16
     """
@@ -166,9 +166,11 @@ def audit(settings: AuditOptions) -> None:
                 f"FIRST has {len(first)} rows and SECOND {len(second)}: give the same prompts in one order."
             )
         model, tokenizer = load_target("MODEL", settings.model, settings.machine)
-    rows = [row for row in zip(prompts, first, second, strict=True) if len(_usable(list(row), err)) == len(row)]
-    found = track(audit_texts(model, tokenizer, rows, settings.raw), "texts", len(rows), console=err, transient=True)
-    if not screen.print_audits(Console(highlight=False), tokenizer, list(found)):
+    pairs = zip(prompts, first, second, strict=True)
+    rows = {index: row for index, row in enumerate(pairs) if len(_usable([*row], err)) == len(row)}
+    audits = audit_texts(model, tokenizer, rows.values(), settings.raw)
+    found = dict(zip(rows, track(audits, "texts", len(rows), console=err, transient=True), strict=True))
+    if not screen.print_audits(Console(highlight=False), tokenizer, found):
         raise typer.Exit(1)
 
 

@@ -56,9 +56,9 @@ def print_advice(console: Console, advice: Advice) -> None:
     console.print(as_text(advice.verdict, "bold"))
 
 
-def print_audits(console: Console, tokenizer: PreTrainedTokenizerBase, audits: list[Audit | None]) -> bool:
-    """A line for each text that differs, then how many are ties; whether all are."""
-    differ = {row: audit for row, audit in enumerate(audits) if audit is not None}
+def print_audits(console: Console, tokenizer: PreTrainedTokenizerBase, audits: dict[int, Audit | None]) -> bool:
+    """A line for each row whose texts differ, then how many are ties; whether all are."""
+    differ = {row: audit for row, audit in audits.items() if audit is not None}
     for row, audit in differ.items():
         first, second = [repr(text) for text in tokenizer.batch_decode([[token] for token in audit.tokens])]
         console.print(as_text(f"row {row}, {first} or {second}: {audit}", "yellow" if audit.is_tie else "red"))

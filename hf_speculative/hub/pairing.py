@@ -11,7 +11,7 @@ from huggingface_hub import HfApi
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, cached_file
 
-from ..attached import attached_to, own_generate
+from ..call.attached import attached_to, own_generate
 from ..call.configuration import SpeculativeConfig
 from ..call.option_table import CONFIG, DRAFTS, ROWS
 from ..call.option_table import checked as checked_option

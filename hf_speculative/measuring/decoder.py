@@ -19,7 +19,7 @@ from transformers import (
 )
 from transformers.generation import BaseStreamer
 
-from ..attached import attached_to
+from ..call.attached import attached_to
 from ..call.checks import check_source
 from ..call.configuration import SpeculativeConfig
 from ..call.generation_settings import first_given, setting_of

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..attached import attached_to
 from ..call import checks
+from ..call.attached import attached_to
 from ..call.option_table import DRAFTS
 from ..call.preparation import load_draft
 from ..call.sources import source_of

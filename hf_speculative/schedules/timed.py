@@ -47,5 +47,5 @@ class Timed(WrappedSchedule):
         passes = 0 if self.is_plain else passes
         is_whole = nodes or not passes  # no tree that was drafted and not worth its pass
         if self.counts and is_whole and (self.has_drafted or not passes):
-            self.known.see(len(round.rows), passes, nodes, seconds, self.levels)
+            self.known.see(len(round.rows), passes, nodes, seconds, self.levels if passes else 0)
         self.has_drafted = self.has_drafted or passes > 0

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..attached import attached_to
 from ..batches import NO_DRAFT
 from ..call import checks
+from ..call.attached import attached_to
 from ..call.configuration import Options
 from ..call.generation_settings import setting_of
 from ..call.learned import Learned

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from ..attached import plain_generate_of
 from ..call import checks, input_checks
+from ..call.attached import plain_generate_of
 from ..call.configuration import Options
 from ..call.parts import make_sampler
 from ..call.preparation import with_stop_strings

@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
 
-from ..attached import own_generate
 from ..call import checks
+from ..call.attached import own_generate
 from ..drafting.tables import TablesSource
 from ..generation import attach, detach
 from ..measuring.fingerprint import fingerprint

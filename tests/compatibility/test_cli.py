@@ -81,15 +81,14 @@ def test_status_1_where_a_pair_does_not_work(tmp_path):
 
 @pytest.fixture
 def two_files(tmp_path):
-    """Texts of the embedded target: equal, differing by a token that no rounding explains, and without a text."""
+    """Texts of the embedded target: equal, without one, and differing by a token that no rounding explains."""
 
     def write(name, texts):
         rows = [{"prompt": "def main():\n", "text": text} for text in texts]
         return write_prompts(tmp_path / name, [json.dumps(row) for row in rows])
 
-    return write("a.jsonl", ["    return 0", "    return 0", ""]), write(
-        "b.jsonl", ["    return 0", "    return zebra", ""]
-    )
+    first, second = ["    return 0", "", "    return 0"], ["    return 0", "a", "    return zebra"]
+    return write("a.jsonl", first), write("b.jsonl", second)
 
 
 def audited(*args):
@@ -100,8 +99,11 @@ def audited(*args):
 
 def test_why_the_texts_of_two_files_differ(two_files):
     result = audited("embedded", *two_files, "--dtype", "bfloat16")
-    assert result.exit_code == 1 and "row 1, " in result.stdout and "not rounding" in result.stdout
-    assert "1 of 2 texts differ, 0 by ties within rounding, 1 not" in result.stdout and "skipped row 2" in result.stderr
+    assert result.exit_code == 1 and "row 2, " in result.stdout and "not rounding" in result.stdout
+    assert (
+        "1 of 2 texts differ, 0 by ties within rounding, 1 not" in result.stdout
+        and result.stderr.count("skipped row 1") == 1
+    )
     same = audited("embedded", two_files[0], two_files[0])
     assert same.exit_code == 0 and "0 of 2 texts differ" in same.stdout
 

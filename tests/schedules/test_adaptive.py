@@ -338,3 +338,16 @@ def test_what_chains_show_holds_for_trees_until_one_was_tried():
         schedule.update(finished([0], [[0.0, 0.0]]))
     schedule.plan(batch)
     assert schedule.trees.rates(0)[0] < before - 0.05
+
+
+def test_guesses_in_place_of_a_tree_are_none_of_its_levels(clock):
+    """Where guesses promise more, what was planned as a tree takes no pass."""
+    seen = []
+    around = Timed(Adaptive(4), SimpleNamespace(see=lambda *round: seen.append(round)))
+    around.begin(batch_at([0]), lambda num_rows: Costs(0.0, 0.1))
+    around.schedule.num_levels = lambda batch: 3
+    for passes in (3, 3, 0, 3, 0):  # the first one reads prompts, the third is a plain round
+        around.plan(batch_at([3]))
+        around.schedule.num_passes = lambda round, passes=passes: passes
+        around.update(finished([0], [[1.0]]))
+    assert [(passes, levels) for _, passes, _, _, levels in seen] == [(3, 3), (0, 0), (3, 3), (0, 0)]

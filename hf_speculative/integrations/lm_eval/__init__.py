@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     raise ImportError("lm-eval is not installed: pip install 'hf_speculative[lm-eval]'") from error
 
-from ...attached import attached_to
+from ...call.attached import attached_to
 from ...call.checks import unwrap
 from ...call.configuration import as_keywords
 from ...call.option_table import DRAFTING, DRAFTS, ROWS

@@ -10,8 +10,8 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import PreTrainedModel, Seq2SeqTrainer, trainer_seq2seq
 
-from ...attached import Attached, attached_to, own_generate
 from ...call import checks
+from ...call.attached import Attached, attached_to, own_generate
 from ...call.configuration import SpeculativeConfig
 from ...call.generation_settings import first_given
 from ...call.preparation import prepare

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...attached import attached_to
+from ...call.attached import attached_to
 from ...embedded import embedded_pair
 from ...embedded.examples import example_pair
 from ...generation import attach

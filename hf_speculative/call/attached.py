@@ -9,14 +9,14 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from .call.configuration import SpeculativeConfig
-from .call.decoding import Declined, SpeculativeDecoding
-from .call.generation_settings import first_given
-from .call.optimize import execution_of, pack
-from .call.option_table import DRAFTS
-from .call.plain import on_own_passes
-from .call.preparation import checked
-from .models import device_of, modes_of_a_call, packing
+from ..models import device_of, modes_of_a_call, packing
+from .configuration import SpeculativeConfig
+from .decoding import Declined, SpeculativeDecoding
+from .generation_settings import first_given
+from .optimize import execution_of, pack
+from .option_table import DRAFTS
+from .plain import on_own_passes
+from .preparation import checked
 
 
 def own_generate(model):
