@@ -239,7 +239,7 @@ class patch_transformers:
             if self in _patches:
                 _patches.remove(self)
                 original, ours = self._pair
-                # What somebody else has put around ours stays: without a patch in force, ours is transformers' own.
+                # Another library's wrapper around ours stays: without a patch in force, ours calls transformers' own.
                 if not _patches and GenerationMixin.generate is ours:
                     GenerationMixin.generate = original
                 if not _patches and vars(GenerationMixin).get("generate_batch") is _generate_batch:

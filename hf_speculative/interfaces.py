@@ -8,9 +8,9 @@ from torch import Tensor
 
 from .types import Batch, Costs, Draft, Nodes, Round, Tree, Verdict
 
-#: who plans a part of the drafts, and how many tokens for each row
+#: the schedule of a part of the drafts, and the number of tokens for each row
 Part: TypeAlias = "tuple[Schedule, list[int]]"
-#: up to so many for each row, as trees
+#: guesses as trees, given the most nodes for each row
 Guesses: TypeAlias = Callable[[list[int]], Sequence[Nodes]]
 #: more draft tokens than any draft has
 MANY = 2**20
@@ -193,7 +193,7 @@ class Sampler:
         raise NotImplementedError
 
     def level_scores(self, batch: Batch, logits: Tensor, first: int) -> Tensor:
-        """Likewise `(batch, n, vocab)`, of `logits (batch, n, any vocab)` after the nodes of `Batch.tree` from `first` on."""
+        """The same for a level of a tree: `logits (batch, n, any vocab)` after the nodes of `Batch.tree` from `first` on."""
         raise NotImplementedError
 
     def probs(self, scores: Tensor) -> Tensor:
@@ -293,7 +293,7 @@ class Drafter:
     def propose_beside(
         self, batch: Batch, num_tokens: list[int], schedule: "Schedule", sampler: Sampler, guesses: Guesses
     ) -> Draft:
-        """Likewise where there are `guesses` too, which this drafter need not use."""
+        """As `propose`, with `guesses` that this drafter may add to its tree."""
         return self.propose(batch, num_tokens, schedule, sampler)
 
     def observe(self, batch: Batch, draft: Draft, logits: Tensor) -> None:
@@ -352,7 +352,7 @@ class Schedule:
     reason: str | None = None  #: why the last plan drafts nothing, where that was weighed
 
     def begin(self, batch: Batch, costs: Callable[[int], Costs]) -> None:
-        """Called once a call, before its first round. `costs` tells what rounds of so many rows cost, by all that is known."""
+        """Called once a call, before its first round. `costs(num_rows)` are the current estimates of what rounds cost."""
 
     def num_draft_tokens(self, row: int) -> int:
         """How many tokens to propose for this row of the call in the next round."""
@@ -385,7 +385,7 @@ class Schedule:
         return None
 
     def should_stop_before(self, chances: Tensor) -> Tensor | None:
-        """Likewise before a token is drawn, by its `chances (batch,)` to be kept, if a draft estimates them."""
+        """As `should_stop`, before a token is drawn, by its estimated `chances (batch,)` to be kept."""
         return None
 
     @property

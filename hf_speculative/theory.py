@@ -3,7 +3,7 @@
 p is the target's distribution, q the draft's; gamma tokens are drafted in a round, which adds one of its own, the bonus token.
 Leviathan et al. 2023 (arXiv 2211.17192) take every draft token to be accepted independently with probability alpha. The
 functions of `acceptance_prob` need no such assumption: s_i is the probability that a round keeps at least i draft tokens.
-They are for whoever plans a pair, or studies one (docs/draft-length.md).
+They help to plan a pair (docs/draft-length.md).
 """
 
 import math

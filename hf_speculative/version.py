@@ -1,3 +1,3 @@
-"""The version, where whoever needs it finds it without the public names."""
+"""The version, importable without the public names."""
 
 __version__ = "0.1.0"

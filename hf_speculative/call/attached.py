@@ -20,7 +20,7 @@ from .preparation import checked
 
 
 def own_generate(model):
-    """The `generate` of this very object, in place of its class's: an `Attached`, somebody else's, or `None`."""
+    """The object's own `generate`, set in place of its class's: an `Attached`, another library's, or `None`."""
     return vars(model).get("generate")
 
 

@@ -86,11 +86,11 @@ class Options:
     num_draft_tokens: int
     schedule_name: str
     config: SpeculativeConfig
-    #: by name; `None` where nobody said anything
+    #: by name; `None` where none was given
     values: Mapping[str, Any] = field(default_factory=dict)
     #: names of those that the call itself gives
     in_call: frozenset[str] = frozenset()
-    #: nobody said how many tokens to draft: a drafter made for a number takes its own at most
+    #: no number of draft tokens was given: a drafter made for a number takes at most its own
     length_is_default: bool = False
     #: rows that run together, the others wait until rows are done; all of them by default
     rows_at_once: int | None = None

@@ -27,7 +27,7 @@ from .configuration import Options
 LEAST_VERIFICATION = 0.05
 BALANCE_ON_CPU, BALANCE = 32, 256
 
-#: by target and what drafts for it: not with what `keeping` puts aside, for costs are no matter of texts
+#: by target and draft; not among what `keeping` puts aside, since costs do not depend on texts
 _costs: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[object, dict[tuple, RoundCosts]]] = WeakKeyDictionary()
 
 
@@ -35,7 +35,7 @@ class Learned:
     """The place in memory for what calls like this one have learned; it goes with the models.
 
     Attributes:
-        costs: what rounds of so many rows cost, as far as this call may know.
+        costs: what rounds cost by number of rows, as far as this call may know.
     """
 
     def __init__(self, options: Options, model: PreTrainedModel, inputs: Inputs, processors: Sequence[LogitsProcessor]):

@@ -46,7 +46,7 @@ class Option:
 
     Attributes:
         places: where it may come from.
-        default: what holds if nobody says anything, in words.
+        default: the default, in words.
         help: one line, for docs/options.md, `--help` and docstrings.
         aliases: names that mean the same.
         is_source: it asks for a source of drafts itself.
@@ -114,9 +114,9 @@ GROUPS = {
                "`grammar` is only what the call's `grammar` forces.",
                aliases=("assistant_model",), is_source=True, page="choose-a-draft.md"),
         Option("assistant_early_exit", WholeNumber(), _SOURCE, "off",
-               "Draft with the target's own first layers, so many of them.", is_source=True, page="self-drafting.md"),
+               "Draft with this many of the target's own first layers.", is_source=True, page="self-drafting.md"),
         Option("prompt_lookup_num_tokens", WholeNumber(), _SOURCE, "off",
-               "`draft_model='ngram'` with up to so many tokens a round.", is_source=True, page="no-draft-model.md"),
+               "`draft_model='ngram'` with up to this many tokens a round.", is_source=True, page="no-draft-model.md"),
         Option("use_mtp", Flag(), _SOURCE, "off",
                "Draft with the multi-token prediction layers of the target's checkpoint.",
                is_source=True, page="self-drafting.md"),
@@ -241,7 +241,7 @@ def checked(name: str, value) -> Any:
 
 
 def unknown_reason(name: str) -> str | None:
-    """What is wrong with a keyword of a call that nobody else knows; `None` if it is like no option."""
+    """What is wrong with a keyword that neither a model nor transformers knows; `None` if it resembles no option."""
     if name in ROWS:
         return f"`{name}` is a setting: give `speculative_config=hf_speculative.SpeculativeConfig({name}=...)`."
     meant = close_to(name, IN_CALL)

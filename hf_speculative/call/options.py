@@ -130,7 +130,7 @@ def read_options(
     Args:
         kwargs: all of the call's arguments, by name.
         attached_draft: what `attach` was given as `draft_model`, loaded.
-        attached_config: likewise.
+        attached_config: what `attach` was given as `config`.
         load: turns the name of a draft into the model.
     """
     call = _Call(model, kwargs)
@@ -177,9 +177,9 @@ def read_options(
 def _source(
     call: _Call, kwargs: dict[str, Any], attached_draft, attached: SpeculativeConfig
 ) -> tuple[str | None, Any, SpeculativeConfig]:
-    """Who drafts: the keyword that asks for the source, its value, and what of the attached settings still counts.
+    """The keyword that asks for the source of drafts, its value, and the attached settings that still count.
 
-    No keyword if nobody does.
+    `None` as the keyword if there is no source.
     """
     own_configs = [config for config in call.configs if config is kwargs.get("generation_config")]
     named = {name: value for name in SOURCES if (value := call.source(name, own_configs)) is not None}

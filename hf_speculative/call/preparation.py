@@ -54,7 +54,7 @@ def prepare(model, kwargs: dict[str, Any], attached_draft, attached_config) -> O
 
 
 def _within_longest(options: Options, target: PreTrainedModel) -> Options:
-    """Who can propose so many tokens at most does so by default; more are refused."""
+    """Limit the default number of draft tokens to what the source can propose; refuse an explicit larger one."""
     longest, num_tokens = options.source.max_draft_tokens(target), options.num_draft_tokens
     if longest is None:
         return options

@@ -38,7 +38,7 @@ MEANINGLESS = {
 #: of those, what would do harm from the model's own generation config, too
 CHANGES_ROWS = ("num_return_sequences", "max_time", "token_healing")
 
-#: what transformers' continuous batching makes of settings that nobody gave, where its `generate` goes by others
+#: defaults of transformers' continuous batching that differ from those of its `generate`
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0, "num_beams": 1}
 
 

@@ -137,7 +137,7 @@ class Reading:
     config: str | None = setting(
         None, "Which configuration of a data set on the Hub. Needed if there are several.", panel=DATA
     )
-    limit: int | None = setting(None, "Use only the first so many rows.", least=1, panel=DATA)
+    limit: int | None = setting(None, "The number of rows to use, from the first.", least=1, panel=DATA)
     raw: bool = raw_setting(DATA)
 
     def __post_init__(self):

@@ -17,7 +17,7 @@ def ends_at_once() -> Iterator[None]:
     sign that numpy is missing.
     """
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # ignored, as in the background, or somebody else's
+    if before is not signal.default_int_handler:  # ignored, as in the background, or another library's
         yield
         return
     signal.signal(signal.SIGINT, _end)

@@ -1,4 +1,4 @@
-"""Prompts that commands use where nobody gives any: some code, some prose."""
+"""Prompts that commands use by default: some code, some prose."""
 
 #: beginnings, for models that continue a text
 BEGINNINGS = (

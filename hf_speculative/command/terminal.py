@@ -79,4 +79,4 @@ def quiet_transformers() -> None:
 def warn_of_host(console: Console, host: str) -> None:
     """Say where others may connect."""
     if host not in ("localhost", "127.0.0.1", "::1"):
-        console.print(f"[bold]{host} can be reached from other machines[/], and nobody is asked who they are.")
+        console.print(f"[bold]{host} can be reached from other machines[/], without a password.")

@@ -70,7 +70,7 @@ class Audit:
 
 
 def audit(model: PreTrainedModel, prompt: Sequence[int], a: Sequence[int], b: Sequence[int]) -> Audit | None:
-    """Explain where two greedy texts of `model` first differ, whoever decoded them. `None`: they do not.
+    """Explain where two greedy texts of `model` first differ, from any two systems. `None`: they do not.
 
     The text before the difference is read by the model in its own number format, and by a copy in float64, which takes 8 bytes
     a weight. Where the two tokens are no tie, layers of a pass over draft tokens are compared with those of a fresh pass.

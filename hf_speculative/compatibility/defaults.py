@@ -1,4 +1,4 @@
-"""What `check` and its command do where nobody says otherwise. Importing it imports nothing heavy."""
+"""Defaults of `check` and its command. Importing it imports nothing heavy."""
 
 #: how many texts are written side by side: one, and a small batch
 BATCH_SIZES = (1, 8)

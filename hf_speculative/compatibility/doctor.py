@@ -23,7 +23,7 @@ from ..reports.formats import percent
 LAYERS, FLAGS = ("eagle_aux_hidden_state_layer_ids", "target_layer_ids"), ("norm_before_residual",)
 #: below this share of first tokens kept a head is examined
 POOR = 0.5
-#: another reading fits better if it keeps this many more of the first tokens, and so many standard errors more
+#: another reading fits better if it keeps a larger share of first tokens: by LEAST_GAIN, and by this many standard errors
 LEAST_GAIN, STANDARD_ERRORS = 0.1, 2.0
 
 

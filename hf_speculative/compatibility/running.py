@@ -109,7 +109,7 @@ def _batches(prompts: list[list[int]], size: int) -> list[list[list[int]]]:
 
 
 def _length(decoder: Decoder, ids: list[list[int]], seconds: float) -> int:
-    """New tokens of a text, such that a setting's warm-up and a few texts take so many seconds at plain decoding's speed."""
+    """New tokens per text, such that a warm-up and BATCHES texts take `seconds` at plain decoding's speed."""
     for _ in range(2):
         call = decoder.decode(Setting(), 0, list(range(len(ids))), ids)
     fitting = seconds / (BATCHES + WARM_UP) / max(call.seconds / PROBE, 1e-9)

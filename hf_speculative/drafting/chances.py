@@ -1,11 +1,11 @@
-"""How often guesses turned out right, by what they rested on."""
+"""Acceptance statistics of guesses by kind of evidence."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 
-#: what was expected before any was seen counts as so many guesses; what was seen in all rows, as so many of a row
+#: weights, in guesses, of the prior of a kind, and of the rate of all rows as the prior of a row
 PRIOR_WEIGHT, ROW_WEIGHT = 4.0, 8.0
-#: beyond so many guesses of a kind, old ones fade
+#: the number of guesses of a kind beyond which old ones fade
 MEMORY = 64.0
 
 

@@ -11,9 +11,9 @@ from .merged_tree import MergedTree
 from .nodes import as_fed
 from .wrapped import WrappedDrafter
 
-#: candidates after a node, and levels of a tree, where nobody says more
+#: default numbers of candidates after a node, and of levels
 DEFAULT_TOP_K, DEFAULT_DEPTH = 4, 5
-#: guesses that are looked at to become nodes of a tree
+#: the most guesses considered as nodes of a tree
 MOST_GRAFTED = 32
 
 

@@ -105,7 +105,7 @@ class Eagle3(HeadDrafter):
         """Of the last columns, once the pairs are read that it has not read yet: the head's states and logits.
 
         Args:
-            num_last: so many columns, all but the first of them of tokens and states that are not known, see `PEagle`.
+            num_last: the number of columns; the tokens and states of all but the first are unknown, see `PEagle`.
         """
         num_unknown, before = num_last - 1, self.seen
         tokens, states, slots, is_filler = self._pairs(batch)
@@ -136,7 +136,7 @@ class Eagle3(HeadDrafter):
     def _go_on(
         self, batch: Batch, states: Tensor, slots: Tensor, end: int, nodes: tuple[Tensor, Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Likewise of draft tokens, each beside the head's own state before it."""
+        """The head's states and logits of draft tokens, each beside the head's own state before it."""
         self._reserve(batch, end)
         columns = batch.padding[:, None] + slots.to(batch.padding.device) + 1
         tokens = batch.tokens.gather(1, columns)

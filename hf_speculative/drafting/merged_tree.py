@@ -10,8 +10,7 @@ from ..types import Batch, Draft, Nodes, uploaded
 from .levels import Levels
 from .nodes import draft_of, united
 
-#: guesses that the drafter does not share are taken to be kept in this share of what their chances promise, before so many
-#: were; old rounds fade
+#: the prior ratio of kept to expected guesses that the drafter does not share, its weight in guesses, and decay a round
 FIRST_TRUST, TRUST_WEIGHT, MEMORY = 0.5, 4.0, 0.97
 
 

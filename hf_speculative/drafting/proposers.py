@@ -171,7 +171,7 @@ class SuffixProposer(Proposer):
 
     @staticmethod
     def match(length: int, continuations: Sequence[Sequence[int]]) -> Match | None:
-        """The place after a match of so many tokens."""
+        """The place after a match of `length` tokens."""
         return Match(continuations, range(len(continuations)), length) if length else None
 
     def prior(self, kind: Kind) -> float:

@@ -54,7 +54,7 @@ class DraftSource:
         argument: the keyword of a call that asks for it.
         method: its name, as in vLLM.
         draft_model: the model of its own that it runs, if it does.
-        num_draft_tokens: the number of tokens to draft that is asked for with it, as in "up to so many".
+        num_draft_tokens: the most draft tokens, where the source is asked for by that number.
         reads_states: its drafter reads hidden states of the target (`Drafter.hidden_layers`).
         runs_target: it runs parts of the target on their own: layers, embeddings, head.
         has_own_passes: the draft model's passes, where it is a head, may be compiled ahead of time.
@@ -94,7 +94,7 @@ class DraftSource:
 
     @classmethod
     def worth_trying(cls, model: PreTrainedModel) -> tuple[Any, ...]:
-        """Values of `argument` to try on the target `model` where nobody asked for any: none for most sources."""
+        """Values of `argument` that `check` tries on the target `model` without being asked: none for most sources."""
         return ()
 
     @property
@@ -144,7 +144,7 @@ class DraftSource:
         return None
 
     def adaptive_schedule(self, max_tokens: int, is_default: bool) -> Schedule:
-        """How "adaptive" chooses among drafts of up to `max_tokens`, a number that nobody gave if it `is_default`."""
+        """The schedule "adaptive" for drafts of up to `max_tokens`; `is_default`: no number was given."""
         return Adaptive(max_tokens)
 
     def around(self, schedule: Schedule, max_tokens: int, is_default: bool) -> Schedule:

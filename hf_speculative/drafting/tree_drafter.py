@@ -108,7 +108,7 @@ class TreeDrafter(Drafter):
         if self.seen is None:
             return
         (newest, shown, others, successors), self.seen = self.seen, None
-        if shown is None:  # somebody else's
+        if shown is None:  # another drafter's draft
             shown = [row[:n] for n, *row in others.tolist()]
         tokens = [[] if first is None else [first, *nodes] for first, nodes in zip(newest, shown, strict=True)]
         for row, found in zip(tokens, successors.numpy(), strict=True):

@@ -32,7 +32,7 @@ class BlockConvolution(nn.Module):
         return self._convolved(states, before, self.base_kernel[0]), after
 
     def finish(self, states: Tensor, taps: Tensor) -> Tensor:
-        """Likewise what the branch gave."""
+        """The branch's output, convolved with the second kernel."""
         return self._convolved(states, taps, self.base_kernel[1])
 
     def _convolved(self, states: Tensor, taps: Tensor, base: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def wrong_reason(d2t: Tensor, vocab_size: int) -> str | None:
-    """What is wrong with a map of draft tokens to a target's of so many; `None` if nothing is."""
+    """Why `d2t` is no map from draft tokens to the `vocab_size` tokens of a target; `None` if it is one."""
     if d2t.is_floating_point() or d2t.ndim != 1:
         return f"of type {str(d2t.dtype).removeprefix('torch.')} is no list of ids"
     ids = torch.arange(len(d2t)) + d2t

@@ -72,7 +72,7 @@ class Eagle3Model(PreTrainedModel):
     Attributes:
         embed_tokens: embeddings of its own, over the target's vocabulary, if it has some.
         d2t: `(draft vocabulary,)` int64: draft token i is the target's `i + d2t[i]`; `None` where the vocabularies are one.
-        t2d: `(target vocabulary,)` bool: the target's tokens that have a draft token; `None` likewise.
+        t2d: `(target vocabulary,)` bool: the target's tokens that have a draft token; `None` where the vocabularies are one.
     """
 
     config_class = Eagle3Config

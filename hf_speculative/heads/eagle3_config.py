@@ -140,7 +140,7 @@ class Eagle3Config(SpeculatorsConfig):
         return self.draft_vocab_size != self.transformer_layer_config.vocab_size
 
     def layers_read(self, num_layers: int) -> tuple[int, ...]:
-        """Which of the `hidden_states` of a target of so many layers are read."""
+        """The indices of `hidden_states` to read, of a target with `num_layers` layers."""
         return tuple(self.eagle_aux_hidden_state_layer_ids or default_layers(num_layers))
 
     @property
@@ -168,5 +168,5 @@ def speculators_config(
 
 
 def default_layers(num_layers: int) -> tuple[int, ...]:
-    """What EAGLE, speculators and vLLM read of a target of so many layers: an early, a middle and a late state."""
+    """The layers that EAGLE, speculators and vLLM read by default: an early, a middle and a late one."""
     return 2, num_layers // 2, num_layers - 3

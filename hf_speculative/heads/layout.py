@@ -17,7 +17,7 @@ from .files import HeadFiles
 
 #: the fields and tensors of a head's files
 Published: TypeAlias = tuple[dict[str, Any], dict[str, Tensor]]
-#: so many tensors are named in an error
+#: the most tensors that an error names
 MAX_NAMED = 4
 
 

@@ -226,7 +226,7 @@ def _names_a_source(repo: str, loading: dict[str, Any]) -> bool:
 def _located(source: str, repo: str, here: dict[str, Any], elsewhere: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The name and the keywords to load `source` by: a subfolder of the target's repository, or a repository of its own."""
     if not is_inside(source):
-        if Path(source).exists():  # transformers would take it, whoever wrote the file
+        if Path(source).exists():  # transformers would prefer it to the repository on the Hub
             raise ValueError(
                 f"{FILE_NAME} of {repo} names {source} on the Hub, and the working directory has something of that name, which "
                 "would be loaded in its place. Call this from another directory, or rename that."

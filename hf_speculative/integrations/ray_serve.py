@@ -55,7 +55,7 @@ class Replica:
                 yield message
                 is_whole = message["type"] == "http.response.body" and not message.get("more_body")
         finally:
-            is_gone.set()  # whoever still waits in the application is told
+            is_gone.set()  # tells the application that the client is gone
             await asyncio.gather(task, return_exceptions=True)
 
 

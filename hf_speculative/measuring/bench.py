@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..call.option_table import DRAFTS
 
-# What costs an import of torch is imported where it is used: the help of the command lists the methods.
+# Modules that import torch are imported where they are used: the help of the command lists the methods.
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from .results import Evaluation
     from .settings import Setting
 
-#: modules of the standard library whose source is the text of the prompts
+#: modules of the standard library whose source is the built-in text
 TEXT_MODULES = ("argparse", "typing", "inspect", "subprocess", "dataclasses", "ast")
-#: what a chat model is asked about that text
+#: the question to a chat model about that text
 QUESTION = "Explain what this Python code does:\n\n"
-#: options of settings, made of one draft length
+#: makes the options of a setting from a draft length
 Options = Callable[[int | None], dict[str, Any]]
 
 
@@ -36,9 +36,9 @@ class Method:
 
     Attributes:
         name: on the command line.
-        options: of each of its settings, at a draft length.
-        takes_length: there is a setting for each draft length; else there is one.
-        needs: the name of the draft without which it is left out.
+        options: of each of its settings, given a draft length.
+        takes_length: it has a setting for each draft length; else one.
+        needs: the name of the draft that it needs; without it the method is left out.
     """
 
     name: str
@@ -80,7 +80,7 @@ DEFAULT_METHODS = ("assisted", "draft", "head", "auto")
 
 @dataclass(frozen=True)
 class Place:
-    """What one evaluation of a benchmark differs in from the others.
+    """The place of an evaluation in a benchmark: batch size, context or suite, and temperatures.
 
     Attributes:
         batch_size: prompts decoded together.
@@ -111,7 +111,7 @@ def sweep(
     temperature: Sequence[float] = (0.0,),
     grid: bool = False,
 ) -> list[Place]:
-    """The places of a sweep: one list at a time around the first value of each, or, with `grid`, all combinations.
+    """List the places of a sweep: one list varies at a time, the others at their first value; `grid`: all combinations.
 
     Raises:
         ValueError: a list is empty, or a value out of range.
@@ -132,14 +132,14 @@ def sweep(
 def cells(
     suites: Iterable[str], batch_size: Sequence[int] = (1,), temperature: Sequence[float] = (0.0,)
 ) -> list[Place]:
-    """The places of suites: each at every temperature and every batch size, the number of prompts that run at a time."""
+    """List the places of suites: each at every temperature and batch size (the concurrency)."""
     every = itertools.product(dict.fromkeys(suites), dict.fromkeys(temperature), dict.fromkeys(batch_size))
     return [Place(size, temperatures=(t,), suite=suite) for suite, t, size in every]
 
 
 @dataclass
 class Pair:
-    """A target and what drafts for it.
+    """A target and its drafts.
 
     Attributes:
         drafts: by name; `draft` is that of assisted generation.
@@ -152,7 +152,7 @@ class Pair:
     draft_tokenizer: PreTrainedTokenizerBase | None = None
 
     def settings(self, methods: Iterable[str], lengths: Sequence[int | None], place: Place) -> list[Setting]:
-        """The settings of some methods at a place; those without their draft are left out.
+        """List the settings of `methods` at a place; methods without their draft are left out.
 
         Raises:
             ValueError: a method is not known.
@@ -190,17 +190,17 @@ def bench(
     minutes: float | None = None,
     say: Callable[[str], None] = print,
 ) -> Iterator[tuple[str, Evaluation]]:
-    """Evaluate a pair at each place: over prompts of the built-in text, where no end token ends a text early, or over a suite.
+    """Evaluate a pair at each place: on built-in text, where no end token ends a text early, or on a suite.
 
     Args:
         methods: names in `METHODS`.
         num_draft_tokens: draft lengths, `None` for one chosen round by round.
         repeats: interleaved repeats.
-        results: a folder for a file of results for each place. The same call continues them.
-        raw: texts are continued. Default: a target with a chat template is asked about them.
-        suites: what `suites.questions` gives, by name, of all suites among the places.
-        minutes: time for all places together, in equal parts of what is left; each is then a sample.
-        say: is told a place of a suite that is left out: its prompts are too long, or take more memory than there is.
+        results: a folder with a file of results for each place. The same call continues them.
+        raw: continue texts. Default: a target with a chat template is asked about them.
+        suites: the rows of all suites among the places, by name, from `suites.questions`.
+        minutes: time for all places together; each gets an equal part of what is left, and measures a sample.
+        say: is told about a place of a suite that is left out: its prompts are too long, or memory does not suffice.
 
     Yields:
         Each place by its name, with its evaluation.
@@ -251,7 +251,7 @@ def bench(
                 **of_place,
                 **sampling,
             )
-        except (RuntimeError, ValueError) as error:  # the other places are kept
+        except (RuntimeError, ValueError) as error:  # go on with the other places
             told = str(error) if isinstance(error, ValueError) else out_of_memory(error)
             if place.suite is None or told is None:
                 raise
@@ -269,14 +269,14 @@ def _rows(ids: list[list[int]]):
 
 
 def file_of(folder: Path, place: Place) -> Path:
-    """The file of results of a place."""
+    """The path of the results of a place."""
     if place.suite is not None:
         return folder / f"{place.suite.replace('/', '-')}-t{place.temperatures[0]:g}-c{place.batch_size}.jsonl"
     return folder / f"batch-{place.batch_size}-context-{place.context}.jsonl"
 
 
 def prompts(tokenizer: PreTrainedTokenizerBase, count: int, length: int, raw: bool = False) -> list[list[int]]:
-    """Prompts of so many tokens each, the same at each call, from different places of the built-in text.
+    """Prompts of `length` tokens from evenly spaced places of the built-in text, the same in each call.
 
     Raises:
         ValueError: the chat template and the question leave no room for a text.

@@ -1,4 +1,4 @@
-"""One call of `generate`, timed: when its first tokens came, when it ended, and what memory it took."""
+"""Time one call of `generate`: time to the first tokens, total time, peak memory."""
 
 import math
 import time
@@ -19,15 +19,15 @@ from ..reports.timing import timed, wait_for
 
 @dataclass(frozen=True)
 class Decoded:
-    """What a way to decode made of a batch of prompts.
+    """The result of decoding a batch of prompts.
 
     Attributes:
-        new_ids: of each row; what follows an end token is padding.
+        new_ids: new tokens of each row; padding follows an end token.
         seconds: wall time until all rows were done.
-        first_seconds: until the first new tokens were there; `None` if unknown.
-        num_first_tokens: how many these were, of all rows.
+        first_seconds: until the first new tokens came; `None` if unknown.
+        num_first_tokens: the number of these, of all rows.
         num_target_passes: forward passes of the target; 0 if unknown.
-        steps: numbers of new tokens that all rows had, each with the seconds after which they had them.
+        steps: pairs of a number of new tokens a row and the time at which all rows had them.
     """
 
     new_ids: list[list[int]]
@@ -38,7 +38,7 @@ class Decoded:
     steps: list[tuple[int, float]] = field(default_factory=list)
 
     def seconds_until(self, num_tokens: int) -> float:
-        """When a row had so many new tokens."""
+        """The time at which a row had `num_tokens` new tokens."""
         return next((seconds for num, seconds in self.steps if num >= num_tokens), self.seconds)
 
 
@@ -48,11 +48,11 @@ def timed_generate(
     call: dict[str, Any],
     num_passes: Callable[[], int] = lambda: 0,
 ) -> Decoded:
-    """Call a `generate` that returns ids alone, timed.
+    """Time a `generate` that returns ids alone.
 
     Args:
-        call: its keywords, with all stopping criteria as `stopping_criteria`.
-        num_passes: the target passes, counted by the caller.
+        call: its keywords, with all stopping criteria in `stopping_criteria`.
+        num_passes: returns the number of target passes, counted by the caller.
     """
     width = 1 if target.config.is_encoder_decoder else call["input_ids"].shape[1]
     clock = Clock(call["stopping_criteria"], width)
@@ -68,7 +68,7 @@ def timed_generate(
 
 
 def all_rounds(target: PreTrainedModel, call: dict[str, Any]) -> tuple[Rows, Statistics, Decoded, dict[int, float]]:
-    """Call our own `generate`, timed, with the seconds until each row was done. The first round is the prompts' own pass."""
+    """Time our own `generate`, and each row's end. The first round reads the prompts."""
     rows, first, counts = Rows(len(call["input_ids"])), (0.0, 0), Statistics()
     ends: dict[int, float] = {}
 
@@ -87,7 +87,7 @@ def all_rounds(target: PreTrainedModel, call: dict[str, Any]) -> tuple[Rows, Sta
 
 
 class Clock(StoppingCriteria):
-    """All of `criteria` as one, which notes when it was called, and the width at which it ended a row.
+    """Combine `criteria`, and record the times of calls and the width at which each row ended.
 
     Args:
         width: of the prompts, padding included.
@@ -117,14 +117,14 @@ class Clock(StoppingCriteria):
 
 @dataclass
 class Peak:
-    """The most memory that was allocated for a while, beyond what was there before; `None` where it is not counted."""
+    """Peak memory allocated in a block of code, beyond what was allocated before; `None` where it is not counted."""
 
     num_bytes: int | None = None
 
 
 @contextmanager
 def peak_of(model: PreTrainedModel) -> Iterator[Peak]:
-    """Note the peak of the memory of a model's GPU."""
+    """Record the peak memory of a model's GPU."""
     peak, device = Peak(), model.device
     if device.type != "cuda":
         yield peak

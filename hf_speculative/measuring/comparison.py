@@ -1,4 +1,4 @@
-"""Plain and speculative decoding of prompts that come batch by batch: streamed, compared, and recorded as an evaluation."""
+"""Compare plain and speculative decoding of prompts, batch by batch, and record an evaluation."""
 
 import functools
 import time
@@ -24,7 +24,7 @@ from .settings import Setting
 
 @dataclass(frozen=True)
 class Piece:
-    """A token's text: when it came, in seconds since the call began, and whether the draft had guessed it."""
+    """A token's text, the seconds until it came, and whether it was a draft token."""
 
     seconds: float
     text: str
@@ -32,15 +32,15 @@ class Piece:
 
 
 class Comparison:
-    """A pair, and both ways to decode with it.
+    """Decode with a pair both plainly and speculatively.
 
     Args:
-        draft, draft_tokenizer: what a setting with a draft model calls `draft`.
-        setting: how tokens are drafted.
-        num_prompts: how many prompts there will be.
+        draft, draft_tokenizer: the draft that a setting calls `draft`.
+        setting: the speculative setting.
+        num_prompts: the number of prompts to come.
         repeats: how often each is decoded both ways, in turn.
         seed: of the first call.
-        raw: texts are continued as they are. Default: they are what a user says, where the tokenizer has a chat template, and
+        raw: continue texts as they are. Default: they are a user's messages, where the tokenizer has a chat template, and
             special tokens are not shown.
         **kwargs: options of both `generate` calls.
 
@@ -79,11 +79,11 @@ class Comparison:
 
     @property
     def evaluation(self) -> Evaluation:
-        """What was compared so far."""
+        """The evaluation so far."""
         return Evaluation(self.journal)
 
     def stream(self, prompt: Prompt) -> Iterator[tuple[str, bool]]:
-        """Speculative decoding of the prompt that comes next: its text as it comes, and whether the draft had guessed it."""
+        """Stream speculative decoding of the next prompt: pieces of text, each with whether it was a draft token."""
         (ids,) = self._ids([prompt])
         pieces = Pieces(self.decode, before=ids)
         with closing(self.decoder.rounds(self.setting, self.num_batches * self.runner.repeats, [ids])) as rounds:
@@ -93,7 +93,7 @@ class Comparison:
                     yield pieces.add(token, is_last), index < round.num_from_draft[0]
 
     def timelines(self, prompt: Prompt) -> tuple[list[Piece], list[Piece]]:
-        """How the text of one prompt comes, plainly and speculatively."""
+        """Decode one prompt plainly and speculatively, with the time of each token."""
         (ids,) = self._ids([prompt])
         pieces, arrivals = Pieces(self.decode, before=ids), self.decoder.plain_arrivals(self.setting, ids)
         plain = [Piece(seconds, pieces.add(token, False), False) for token, seconds in arrivals]
@@ -101,7 +101,7 @@ class Comparison:
         return plain, [Piece(time.perf_counter() - start, *piece) for piece in self.stream(prompt)]
 
     def warm_up(self, prompts: list[Prompt]) -> None:
-        """Decode both ways to the end, untimed."""
+        """Decode both ways, untimed."""
         for setting in self.settings:
             self.runner.warm_up(setting, [self._ids(prompts)])
 
@@ -109,10 +109,10 @@ class Comparison:
         """Decode the next batch both ways, as often as it is repeated.
 
         Returns:
-            For each prompt the pieces of its text, each with whether the draft had guessed it, and its JSON fields.
+            For each prompt the pieces of its text, each with whether it was a draft token, and its JSON fields.
 
         Raises:
-            ValueError: the batch could not be decoded. The next one may be.
+            ValueError: the batch could not be decoded. The next one can be tried.
         """
         batch, ids = self.num_batches, self._ids(prompts)
         indices = [self.num_prompts + row for row in range(len(prompts))]

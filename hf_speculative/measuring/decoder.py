@@ -1,4 +1,4 @@
-"""One batch of prompts under one setting."""
+"""Decode one batch of prompts under one setting."""
 
 import math
 import time
@@ -39,24 +39,24 @@ from .journal import Call, Difference, Row
 from .rivals import Rival
 from .settings import Setting
 
-#: fields of a generation config that say how much to draft
+#: fields of a generation config about the draft length
 LENGTHS = ("num_assistant_tokens", "num_assistant_tokens_schedule")
-#: tokens of a warm-up
+#: new tokens of a warm-up
 FEW = 8
 
 
 @dataclass
 class Decoder:
-    """A target with its drafts, and the options of all calls.
+    """Decode batches with a target and its drafts.
 
     Attributes:
-        tokenizer: without one there are ids, and no texts.
+        tokenizer: `None`: results have ids without texts.
         kwargs: keywords of every `generate`, as `settings_of_rows` gives them.
-        seed: batch b is sampled with seed + b, under every setting.
+        seed: batch b is sampled with seed + b under every setting.
         rivals: by name.
-        forgets: sources keep nothing from call to call, for prompts that come again.
-        is_brief: warm-ups are short nevertheless, since nothing is compiled.
-        kept: what the sources of each setting keep else, which no other setting's texts add to.
+        forgets: sources keep nothing from call to call, since prompts are repeated.
+        is_brief: warm-ups are short although prompts are repeated, since nothing is compiled.
+        kept: for each setting, what its sources keep from call to call.
     """
 
     target: PreTrainedModel
@@ -70,7 +70,7 @@ class Decoder:
     kept: dict[Setting, dict] = field(default_factory=dict)
 
     def check(self, setting: Setting) -> None:
-        """Refuses, before the first forward, a setting that cannot work.
+        """Refuse a setting that cannot work, before the first forward.
 
         Raises:
             ValueError, TypeError: as `generate`.
@@ -80,9 +80,9 @@ class Decoder:
             prepare(self.target, self._kwargs(setting), *attached_to(self.target))
 
     def warm_up(self, setting: Setting, prompts: list[list[int]]) -> None:
-        """Runs what only a first call does: measuring costs, taking memory. A setting that cannot work raises here.
+        """Do what only a first call does, such as measuring costs and taking memory. A setting that cannot work raises here.
 
-        Where prompts come again, it runs to the end, if it is not brief: what is compiled or captured may depend on the length.
+        Where prompts are repeated, it decodes to the end unless `is_brief`: compiled passes may depend on the length.
         """
         few = {} if self.forgets and not self.is_brief else {"max_new_tokens": min(FEW, self.kwargs["max_new_tokens"])}
         if few and self.kwargs.get("min_new_tokens") is not None:
@@ -95,7 +95,7 @@ class Decoder:
                 self._without_us(setting, call)
 
     def decode(self, setting: Setting, batch: int, indices: list[int], prompts: list[list[int]]) -> Call:
-        """Decodes the prompts under the setting, timed."""
+        """Decode the prompts under the setting, timed."""
         call = self._inputs(prompts) | self._kwargs(setting)
         with self._seeded(batch), keeping(self.target, self._kept(setting)), peak_of(self.target) as peak:
             if setting.is_ours:
@@ -134,19 +134,19 @@ class Decoder:
     def rounds(
         self, setting: Setting, batch: int, prompts: list[list[int]]
     ) -> Generator[tuple[Round, Statistics], None, None]:
-        """The same with a draft, a round at a time as it is asked for."""
+        """Decode with a draft, one round at a time."""
         with self._seeded(batch), keeping(self.target, self._kept(setting)):
             yield from generate_rounds(self.target, **self._inputs(prompts), **self._kwargs(setting))
 
     def plain_arrivals(self, setting: Setting, prompt: list[int]) -> list[tuple[int, float]]:
-        """The tokens of plain decoding under a setting's options, each with the seconds after which it was there."""
+        """Decode plainly under a setting's options; each token with the seconds until it came."""
         clock = Arrivals()
         with self._seeded(0), keeping(self.target, {}):
             generate(self.target, **self._inputs([prompt]), **self._kwargs(setting.baseline), streamer=clock)
         return clock.found
 
     def difference(self, setting: Setting, prompt: list[int], plain: Row, other: Row) -> Difference:
-        """Where `other` leaves `plain`, and how close the target's two best tokens are there."""
+        """Find where `other` differs from `plain` first, and the gap of the target's two best logits there."""
         pairs = zip(plain.new_ids, other.new_ids, strict=False)
         shorter = min(len(plain.new_ids), len(other.new_ids))
         position = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), shorter)
@@ -161,7 +161,7 @@ class Decoder:
         one |= {"output_logits": True, "return_dict_in_generate": True}
         try:
             logits = generate(self.target, **inputs, **self._own_kwargs() | one).logits[0][0].float()
-        except RuntimeError:  # such as out of memory: the position of the difference is known all the same
+        except RuntimeError:  # such as out of memory: the position is known nevertheless
             return Difference(setting.name, plain.index, position, None)
         best, second = logits.topk(2).values.tolist()
         gap = best - second
@@ -179,7 +179,7 @@ class Decoder:
         return setting.source(self.drafts).for_model(self.target)
 
     def _length_of(self, setting: Setting) -> dict[str, Any]:
-        """The draft length that the setting's name says, even if a config or what is attached says something else."""
+        """Keywords that force the draft length of the setting's name, whatever configs and attached settings say."""
         if setting.num_draft_tokens is not None:
             return {"num_assistant_tokens_schedule": "constant"}
         source, config = self._source(setting), attached_to(self.target)[1] or SpeculativeConfig()
@@ -187,12 +187,12 @@ class Decoder:
         told = [self._given(name) for name in LENGTHS] + [getattr(drafts_own, name, None) for name in LENGTHS]
         is_open = all(value is None for value in (*told, config.num_draft_tokens, config.schedule))
         if is_open or source.num_draft_tokens is not None:
-            return {}  # drafts made for a number of tokens take that
+            return {}  # the source has a number of its own
         longest = first_given(source.max_draft_tokens(self.target), source.most_tokens)
         return {"num_draft_tokens": longest, "num_assistant_tokens_schedule": "adaptive"}
 
     def _own_kwargs(self) -> dict[str, Any]:
-        """The keywords with copies of processors and criteria: what these remember of one batch must not reach the next."""
+        """The keywords with copies of processors and criteria, whose state must not carry over to the next batch."""
         kinds = {"logits_processor": LogitsProcessorList, "stopping_criteria": StoppingCriteriaList}
         given = {name: kind(clone(list(self.kwargs[name]))) for name, kind in kinds.items() if self.kwargs.get(name)}
         return self.kwargs | given
@@ -211,7 +211,7 @@ class Decoder:
 
     @contextmanager
     def _seeded(self, batch: int):
-        """The same randomness for a batch under every setting. The state of the user's generator is put back."""
+        """Seed a batch alike under every setting, and restore the user's generator after it."""
         on_gpu = self.target.device.type == "cuda"
         with torch.random.fork_rng(
             range(torch.cuda.device_count()) if on_gpu else []
@@ -224,7 +224,7 @@ class Decoder:
         return Row(index, ids, self._text(ids), None, self._pieces(ids), chances, counts)
 
     def _plain_row(self, index: int, ids: list[int], prompt: list[int]) -> Row:
-        """A row up to its end token. Rows that are done are padded."""
+        """A row up to its end token."""
         eos = _as_list(self._given("eos_token_id"))
         ids = ids[: next((i + 1 for i, token in enumerate(ids) if token in eos), len(ids))]
         return Row(index, ids, self._text(ids), self._text(prompt))
@@ -233,13 +233,13 @@ class Decoder:
         return "" if self.tokenizer is None else self.tokenizer.decode(ids, skip_special_tokens=True)
 
     def _pieces(self, ids: list[int]) -> list[str]:
-        """The text that each token adds; joined, they are the whole text."""
+        """The text that each token adds; joined, the whole text."""
         pieces = Pieces(self._text)
         return [pieces.add(token, is_last=end == len(ids)) for end, token in enumerate(ids, start=1)]
 
 
 class Arrivals(BaseStreamer):
-    """Notes when each token of a row comes; the first thing that comes is the prompt."""
+    """Record the time of each token of a row; the prompt comes first."""
 
     def __init__(self) -> None:
         self.start, self.has_prompt = time.perf_counter(), False

@@ -1,4 +1,4 @@
-"""The drafts of an evaluation, by name, each loaded once."""
+"""Load the drafts of an evaluation, by name, each once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from ..tokenizers.loading import tokenizer_of_draft
 
 @dataclass(frozen=True)
 class NamedDraft:
-    """A draft that is compared.
+    """A draft of an evaluation.
 
     Attributes:
-        source: the Hub name or folder it came from, `""` if unknown.
+        source: its Hub name or folder, `""` if unknown.
         tokenizer: its own, if its vocabulary is not the target's.
     """
 
@@ -35,7 +35,7 @@ class NamedDraft:
         return kwargs if self.tokenizer is None else kwargs | {"assistant_tokenizer": self.tokenizer}
 
 
-#: a model, the name of one or of a method, several of them, or models with names of the user's
+#: a model, the name of a model or method, a list of these, or models by names of the user's
 Drafts: TypeAlias = (
     "PreTrainedModel | str | Sequence[PreTrainedModel | str] | Mapping[str, PreTrainedModel | str] | None"
 )
@@ -47,10 +47,10 @@ def named_drafts(
     tokenizer: PreTrainedTokenizerBase,
     draft_tokenizers: Mapping[str, PreTrainedTokenizerBase],
 ) -> tuple[dict[str, NamedDraft], list[str]]:
-    """The drafts by name, and methods that need none. Default: what is attached.
+    """Return the drafts by name, and methods that need no draft model. Default: what is attached.
 
     Raises:
-        ValueError: two have the same name, or a tokenizer is named for a draft that is not there.
+        ValueError: two have the same name, or a tokenizer belongs to no draft.
     """
     if given is None:
         given, config = attached_to(target)

@@ -1,4 +1,4 @@
-"""Tells whether the arguments of a call are those of an earlier run: weights, logits processors, anything else."""
+"""Fingerprints of arguments (weights, logits processors, other objects), to recognise those of an earlier run."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,28 +6,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-#: entries of each weight that are looked at
+#: entries of each weight that are hashed
 NUM_SAMPLES = 1024
 #: the golden ratio of 2^32, whose multiples are spread over all rows and columns of a matrix (Knuth's multiplicative hashing)
 SPREAD = 2654435769
 
 
 def fingerprint(value: Any) -> str:
-    """Sixteen hexadecimal digits that change if anything in `value` changes, and are the same in every process.
+    """Hash `value` to sixteen hexadecimal digits, the same in every process.
 
-    They cover a sample of each weight of a model, and what `datasets` hashes of any other object; of what cannot be pickled,
+    Of a model, a sample of each weight is hashed; of other objects, what `datasets` hashes; of objects that cannot be pickled,
     such as a generator, the type.
     """
     from datasets.fingerprint import Hasher  # a second of imports
 
     try:
         return Hasher.hash(list(_weights(value)) if isinstance(value, nn.Module) else value)
-    except Exception:  # whatever stands in the way of pickling it
+    except Exception:  # it cannot be pickled
         return Hasher.hash([type(value).__module__, type(value).__qualname__])
 
 
 def _weights(model: nn.Module) -> Iterator[Any]:
-    """Name, dtype, shape and a sample of each weight; buffers made from the config, such as rotary tables, are left out."""
+    """Yield name, dtype, shape and a sample of each weight; without buffers made from the config, such as rotary tables."""
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -38,7 +38,7 @@ def _weights(model: nn.Module) -> Iterator[Any]:
 
 
 def _entries(tensor: Tensor) -> Iterator[bytes]:
-    """The bytes of some entries, wherever and however they are stored; none of a tensor without data."""
+    """Yield the bytes of some entries of a sharded, quantized, sparse or dense tensor; none of a meta tensor."""
     if hasattr(tensor, "full_tensor"):  # a shard of one
         tensor = tensor.full_tensor()
     if hasattr(tensor, "__tensor_flatten__"):  # a quantized one is made of others

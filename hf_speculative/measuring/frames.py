@@ -1,4 +1,4 @@
-"""An evaluation as lines of figures, for pandas and spreadsheets: one for each setting, or one for each prompt under it."""
+"""Flatten an evaluation to rows of figures for pandas and spreadsheets: one a setting, or one a prompt and setting."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,14 +8,14 @@ from .settings import Setting
 from .speedup import Speedup
 from .totals import Totals
 
-#: what the lines are of, and the columns that name one
+#: what a row is about, and its index columns
 INDEX = {"setting": ["setting"], "prompt": ["setting", "prompt"]}
-#: of `RowStatistics`, what a line of a prompt has
+#: the columns of a prompt's row that come from `RowStatistics`
 COUNTS = ("num_rounds", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "draft_acceptance_rate")
 
 
 def of_setting(totals: Totals) -> dict[str, Any]:
-    """Flat figures of a setting: lists are left out, scores are columns of their own."""
+    """Flatten the figures of a setting: lists are left out, scores are columns."""
     values = totals.to_dict()
     counts, scores, spread = values.pop("statistics") or {}, values.pop("scores"), values.pop("speedup_interval", None)
     decoding, over = values.pop("decoding") or {}, values.pop("over")
@@ -30,10 +30,10 @@ def of_setting(totals: Totals) -> dict[str, Any]:
 def of_prompts(
     setting: Setting, calls: Mapping[int, Call], plain: Mapping[int, Call], speedups: Mapping[int, Speedup]
 ) -> Iterator[dict[str, Any]]:
-    """Of each prompt that is done: its counts, and the time and speedup of its batch. Texts stay in the file of results.
+    """Yield the figures of each prompt: its counts, and the time and speedup of its batch. Texts are left out.
 
     Args:
-        calls, plain: of the setting and of plain decoding, by number of the batch, as `speedups`.
+        calls, plain: of the setting and of plain decoding, by batch, as `speedups`.
     """
     expected = {row.index: row.new_ids for call in plain.values() for row in call.rows}
     is_asked = setting.is_exact and not setting.is_plain

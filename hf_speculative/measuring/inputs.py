@@ -1,4 +1,4 @@
-"""What is decoded and what it is compared with: the prompts of a data set, the references of a score."""
+"""Read what an evaluation needs of a data set: prompts, categories, references of a score."""
 
 import hashlib
 import json
@@ -17,13 +17,13 @@ from .rows import Reader, reader
 
 @dataclass
 class Prompts:
-    """The prompts that can be used, by their index in the data set; those of later turns follow those of the rows.
+    """The usable prompts by index in the data set. Later turns of conversations have indices behind all rows.
 
     Attributes:
-        ids: of each prompt, once the turns before it are answered.
-        said: what the user says at each turn of a conversation of several.
-        before: of later turns, the index of the one before.
-        make: the ids of a conversation up to a turn of the user, and of its index.
+        ids: of each prompt; of a later turn, once the turns before it are answered.
+        said: the user's message at each turn of a conversation with several.
+        before: for each later turn, the index of the turn before.
+        make: makes the ids of a conversation, given its messages and the index of the turn.
     """
 
     ids: dict[int, list[int]] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Prompts:
         return hashlib.sha256(json.dumps([*self.ids.items(), *self.said.items()]).encode()).hexdigest()[:16]
 
     def groups(self, size: int) -> list[list[list[int]]]:
-        """The prompts, `size` at a time, conversations with those of as many turns: of each group its turns, as indices."""
+        """Group prompts by `size`, conversations with others of as many turns. A group is a list of turns, each of indices."""
         after = {before: index for index, before in self.before.items()}
         waiting: dict[int, list[list[int]]] = {}
         found = []
@@ -52,7 +52,7 @@ class Prompts:
         return [[list(turn) for turn in zip(*group, strict=True)] for group in (*found, *waiting.values())]
 
     def batches(self, size: int) -> list[tuple[list[int], list[list[int]]]]:
-        """The first turns alone, `size` at a time: their indices, and their ids."""
+        """The first turns alone, by `size`: indices and ids."""
         return [(first, [self.ids[index] for index in first]) for first, *_ in self.groups(size)]
 
     def ask(self, index: int, answers: Mapping[int, str]) -> None:
@@ -79,10 +79,10 @@ class Prompts:
 def prompts_of(
     rows: list, how: Reader | None, model, tokenizer, max_new_tokens: int, raw: bool = False, takes_turns: bool = False
 ) -> Prompts:
-    """The prompts of rows. A text is what a user says, where there is a chat template, unless it is `raw`.
+    """Read the prompts of rows. With a chat template, a text is a user's message, unless `raw`.
 
     Args:
-        takes_turns: a list of texts is what a user says turn by turn.
+        takes_turns: a list of texts holds the user's messages, turn by turn.
     """
     read = reader(how, rows)
     prompts = Prompts(make=partial(_ids_of_turn, model, tokenizer, max_new_tokens, raw))
@@ -110,7 +110,7 @@ def prompts_of(
 
 
 def _ids(model, tokenizer, max_new_tokens: int, raw: bool, prompt: Any, index: int) -> list[int]:
-    """The ids of a prompt that leaves room for its answer."""
+    """Tokenize a prompt, and check that it leaves room for its answer."""
     ids = prompt_ids(as_chat(prompt, tokenizer, raw), index, model, tokenizer)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and not model.config.is_encoder_decoder and len(ids) + max_new_tokens > limit:
@@ -119,14 +119,14 @@ def _ids(model, tokenizer, max_new_tokens: int, raw: bool, prompt: Any, index: i
 
 
 def _ids_of_turn(model, tokenizer, max_new_tokens: int, raw: bool, said: list[dict[str, str]], index: int) -> list[int]:
-    """Likewise of a conversation, which is one text without a template."""
+    """Tokenize a conversation; without a chat template, as one text."""
     is_text = raw or not speaks_chat(tokenizer)
     prompt = "\n\n".join(message["content"] for message in said) if is_text else said
     return _ids(model, tokenizer, max_new_tokens, raw, prompt, index)
 
 
 def categories_of(rows: list, how: Reader | None, prompts: Prompts) -> list[str | None]:
-    """The category of each prompt by its index, later turns included; empty where nothing says one."""
+    """The category of each prompt by index, later turns included; empty without a reader."""
     if how is None:
         return []
     read = reader(how, rows, "category")
@@ -137,7 +137,7 @@ def categories_of(rows: list, how: Reader | None, prompts: Prompts) -> list[str 
 
 
 def _read(read, row) -> Any:
-    """What a reader finds in a row. A function of the user's may fail on a row in any way."""
+    """Read a row, and turn any error of a user's function into a ValueError."""
     try:
         return read(row)
     except ValueError:
@@ -148,7 +148,7 @@ def _read(read, row) -> Any:
 
 @dataclass
 class Task:
-    """A score and what it compares with."""
+    """A task score and its references."""
 
     score: Any
     references: Reader
@@ -159,7 +159,7 @@ class Task:
         self.score = scores.resolve(self.score)
 
     def read(self, rows: list, prompts: Prompts) -> None:
-        """The references of all prompts; a row without one is a bad row."""
+        """Read the references of all prompts; a row without one becomes a bad row."""
         if prompts.before:
             raise ValueError("`score` compares one text of a row, and the data set has conversations: leave it out.")
         read = reader(self.references, rows, "references")
@@ -177,7 +177,7 @@ class Task:
         found = {}
         for setting in evaluation.settings:
             rows = evaluation.rows(setting)
-            if not rows:  # of an earlier run that was killed
+            if not rows:  # a setting of an earlier run that was killed
                 continue
             texts, references = [row.text for row in rows.values()], [self.by_index[index] for index in rows]
             found[setting.name] = scores.numbers(self.score(texts, references), self.name)

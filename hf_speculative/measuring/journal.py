@@ -1,4 +1,4 @@
-"""Results, written at once: one JSON line for each call of `generate`, so that a killed run can be continued without loss."""
+"""Record results at once, one JSON line for each call of `generate`, so that a killed run can be continued without loss."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -15,17 +15,17 @@ FORMAT = 5
 
 @dataclass
 class Row:
-    """The result for one prompt in one call.
+    """The result of one prompt in one call.
 
     Attributes:
-        index: the prompt's place in the data set, from 0; later turns of conversations come behind all rows.
+        index: of the prompt in the data set, from 0; later turns of conversations come behind all rows.
         new_ids: the new tokens, without padding.
         text: the new tokens as text, without special tokens.
-        prompt: the prompt as text; in plain calls only, since every prompt has one.
+        prompt: the prompt as text, recorded in plain calls only.
         pieces: the text of each new token, `""` until a character is complete; in speculative calls only.
-        acceptance_prob: for each new token the chance that it was kept, given the draft; `None` for the target's own tokens.
+        acceptance_prob: for each draft token the probability that it was kept, given the draft; `None` for the target's own.
         statistics: counts of this row; `None` for plain decoding.
-        seconds: from the beginning of the call until the row was done; `None` if unknown.
+        seconds: from the start of the call to the end of the row; `None` if unknown.
     """
 
     index: int
@@ -54,12 +54,12 @@ class Call:
         setting: its name.
         batch: the number of the batch, from 0.
         seconds: wall time.
-        rows: its prompts.
-        statistics: counts and times of the whole call, its `rows` left to the rows here; `None` for plain decoding.
-        first_seconds: until the first new tokens were there; `None` if unknown.
-        num_first_tokens: how many these were, of all rows.
-        num_passes: target passes that a rival counted, 0 where it counted none; `None` for others.
-        peak_bytes: on a GPU, the most that was allocated meanwhile beyond what was there before.
+        rows: the results of its prompts.
+        statistics: counts and times of the whole call, without `rows`; `None` for plain decoding.
+        first_seconds: until the first new tokens came; `None` if unknown.
+        num_first_tokens: the number of these, of all rows.
+        num_passes: target passes of a rival, 0 where it counts none; `None` for our own and plain calls.
+        peak_bytes: on a GPU, the peak memory beyond what was allocated before.
     """
 
     setting: str
@@ -78,7 +78,7 @@ class Call:
 
     @property
     def num_target_passes(self) -> int:
-        """Plain decoding runs one pass for each token of its longest row."""
+        """Target passes; plain decoding runs one for each token of its longest row."""
         if self.statistics is not None:
             return self.statistics.num_target_forwards
         if self.num_passes is not None:
@@ -91,7 +91,7 @@ class Call:
 
     @property
     def decoding(self) -> Work | None:
-        """The work after the first tokens: without the prompt's pass and set-up. `None` where their time is unknown."""
+        """The work after the first tokens, without the prompt's pass and set-up. `None` where their time is unknown."""
         if self.first_seconds is None:
             return None
         return Work(self.num_new_tokens - self.num_first_tokens, self.seconds - self.first_seconds)
@@ -117,12 +117,12 @@ class BadRow:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a greedy text leaves plain decoding's.
+    """Where a greedy text differs from plain decoding's first.
 
     Attributes:
         position: the first new token that differs, from 0.
-        logit_gap: between the target's two best tokens there, when one pass reads all text before it. Close to 0 in half
-            precision, where a near-tie may break either way; `None` if infinite or not computed.
+        logit_gap: between the target's two best tokens there, from one pass over the text before. Close to 0 for near-ties,
+            which break either way in half precision; `None` if infinite or not computed.
     """
 
     setting: str
@@ -147,7 +147,7 @@ class Journal:
     """All that is known of an evaluation.
 
     Attributes:
-        header: what was evaluated, on what, with which options and where.
+        header: models, data, options and environment.
         calls: by setting and number of the batch.
         bad_rows: by index.
         differences: by setting and index.

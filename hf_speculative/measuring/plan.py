@@ -1,4 +1,4 @@
-"""What is to be evaluated, and how an earlier run's file is continued."""
+"""Plan an evaluation, and continue the file of an earlier run."""
 
 import glob
 import json
@@ -22,18 +22,18 @@ from .results import Evaluation
 from .settings import Setting, with_baselines
 from .totals import FEWEST_TOKENS
 
-#: what has to be the same for a file of results to be continued
+#: fields of the header that have to be equal for a file to be continued
 FIXED = (
     *("target", "dtype", "weights", "prompts", "batch_size", "repeats", "seed", "generate", "generation_config"),
     "optimize",
 )
-#: those of them that no message should print
+#: those that messages do not print
 DIGESTS = ("weights", "prompts")
 
 
 @dataclass
 class Plan:
-    """What is to be evaluated, and the file it goes to."""
+    """The header and settings of an evaluation, and its file of results."""
 
     header: dict[str, Any]
     settings: list[Setting]
@@ -41,13 +41,13 @@ class Plan:
 
     @contextmanager
     def locked(self, processes: Processes) -> Iterator[None]:
-        """Keeps other evaluations from reading or writing the file meanwhile.
+        """Lock the file against other evaluations.
 
-        The first process holds the lock for all of them. It is a lock of the operating system: killing the process releases it,
-        and the lock file may stay.
+        The first process holds the lock for all. The operating system releases it if the process is killed; the lock file may
+        stay.
 
         Raises:
-            ValueError: another evaluation does; in every process.
+            ValueError: another evaluation holds it; in every process.
         """
         if self.path is None:
             yield
@@ -71,10 +71,10 @@ class Plan:
             lock.release()
 
     def known(self, processes: Processes) -> Journal:
-        """What earlier runs left in the files of all processes.
+        """Read what earlier runs recorded in the files of all processes.
 
         Raises:
-            ValueError: the file is about something else.
+            ValueError: a file holds another evaluation.
         """
         paths = [] if self.path is None else [self.path, *self._others()]
         found = [Journal.read(path) for path in paths if path.exists() and path.stat().st_size]
@@ -83,7 +83,7 @@ class Plan:
         return self.merged(processes.gather(found))
 
     def merged(self, journals: list[Journal]) -> Journal:
-        """All journals as one, each call once, with this run's header and all settings."""
+        """Merge journals: each call once, this run's header, all settings."""
         header = dict(self.header)
         settings = [Setting(**values) for journal in journals for values in journal.header["settings"]]
         unique = {setting.name: setting for setting in [*settings, *self.settings]}
@@ -101,13 +101,13 @@ class Plan:
         return merged
 
     def path_of(self, processes: Processes) -> Path | None:
-        """The file that a process adds to: the first process the one asked for, any other a file beside it."""
+        """The file that a process writes: the first process the given one, others a file beside it."""
         if self.path is None or not processes.writes:
             return None
         return self.path.with_name(f"{self.path.name}.rank{processes.rank}") if processes.rank else self.path
 
     def finish(self, evaluation: Evaluation) -> None:
-        """Writes all calls into one file, in order, and deletes those of the other processes."""
+        """Write all calls to one file, in order, and delete the files of other processes."""
         if self.path is not None:
             evaluation.journal.write(self.path)
             for path in self._others():
@@ -117,7 +117,7 @@ class Plan:
         return [] if self.path is None else sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.rank*[0-9]"))
 
     def check(self, journal: Journal) -> None:
-        """Refuses to continue a file about something else."""
+        """Refuse to continue a file that holds another evaluation."""
         theirs, ours = journal.header, json.loads(json.dumps(self.header))
         other = {name: (theirs.get(name), ours[name]) for name in FIXED if theirs.get(name) != ours[name]}
         devices = theirs["environment"]["device"], ours["environment"]["device"]
@@ -144,7 +144,7 @@ class Plan:
 def header_of(
     decoder: Decoder, settings: list[Setting], batch_size: int, repeats: int, processes: Processes
 ) -> dict[str, Any]:
-    """What is decoded, with which options and where, ready for JSON; what the prompts are is added by the caller."""
+    """Models, options and environment, ready for JSON; the caller adds the data."""
     model, drafts = decoder.target, decoder.drafts
     of_drafts = {name: fingerprint(draft.model) for name, draft in drafts.items()}
     weights, of_drafts = processes.gather([(fingerprint(model), of_drafts)])[0]
@@ -176,14 +176,14 @@ def journal_of(
     name: str = "the prompts",
     processes: Processes | None = None,
 ) -> Journal:
-    """An empty journal about prompts that come from no data set."""
+    """An empty journal for prompts that come from no data set."""
     header = header_of(decoder, settings, batch_size, repeats, processes or Processes())
     dataset = {"name": name, "config": None, "split": None, "limit": None}
     return Journal(header | {"dataset": dataset, "num_rows": num_rows, "prompts": ""})
 
 
 def _described(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keywords of `generate` ready for JSON; for other objects their type and fingerprint."""
+    """Keywords of `generate` ready for JSON; objects as their type and fingerprint."""
 
     def plain(value):
         if isinstance(value, GenerationConfig):

@@ -1,4 +1,4 @@
-"""Several processes that share one evaluation, each with its own batches: `accelerate launch -m hf_speculative eval ...`."""
+"""Share one evaluation among processes, each with its own batches: `accelerate launch -m hf_speculative eval ...`."""
 
 import os
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from ..models import group_of, is_sharded
 
 
 def is_first_process() -> bool:
-    """Whether this process prints, if there are several."""
+    """Whether this process prints."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Which of how many processes this is.
+    """The rank of this process, and the number of processes.
 
     Attributes:
-        writes: this process writes a file; of ranks that share a sharded model, only the first does.
-        shares_model: the ranks share one model and decode the same, so what the first knows holds for all.
+        writes: this process writes a file; among ranks of one sharded model, only the first does.
+        shares_model: the ranks run one sharded model and decode the same prompts.
     """
 
     rank: int = 0
@@ -30,7 +30,7 @@ class Processes:
 
     @classmethod
     def of(cls, model) -> "Processes":
-        """As launched: alone, one of several, or a rank of a sharded model; such ranks all decode the same.
+        """From the launcher's environment and the model's sharding.
 
         Raises:
             ValueError: the ranks are several copies of a model that is sharded itself.
@@ -54,7 +54,7 @@ class Processes:
         return cls(rank, count)
 
     def gather(self, entries: list[Any]) -> list[Any]:
-        """All processes' entries, in the order of ranks, in every process; of ranks that share a model, the first one's."""
+        """Gather the entries of all processes in every process, by rank; of ranks that share a model, the first one's."""
         if self.shares_model:
             told = [entries]
             distributed.broadcast_object_list(told, src=0)
@@ -66,5 +66,5 @@ class Processes:
         return gather_object(entries)
 
     def gather_first(self, entry: Any) -> Any:
-        """What the first of the ranks that share a model says, so that all of them do the same; else `entry` itself."""
+        """The first rank's entry where the ranks share a model, so that all decide alike; else `entry`."""
         return self.gather([entry])[0] if self.shares_model else entry

@@ -1,4 +1,4 @@
-"""What a user sees while an evaluation runs."""
+"""The progress bar of an evaluation."""
 
 from tqdm.auto import tqdm
 
@@ -7,14 +7,14 @@ from .journal import Call
 
 
 class Shown(tqdm):
-    """The progress bar: calls done, with the acceptance so far. The speed is told at the end, by medians."""
+    """Calls done, with the acceptance so far. Speed is reported at the end, by medians."""
 
     def __init__(self, is_shown: bool, total: int):
         super().__init__(total=total, unit="call", disable=not is_shown, dynamic_ncols=True)
         self.statistics = Statistics()
 
     def count(self, call: Call) -> None:
-        """A call is done."""
+        """Count a finished call."""
         if call.statistics is not None:
             self.statistics += call.statistics
             self.statistics.rows.clear()

@@ -1,4 +1,4 @@
-"""Which setting to use, as far as the figures tell."""
+"""Recommend a setting from the speedups."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from .speedup import FEWEST_OF, INTERVAL, Speedup
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Which setting to use at one temperature.
+    """The recommended setting at one temperature.
 
     Attributes:
-        setting: the draft that is clearly faster than plain decoding; plain decoding if no draft can be; `None` if the figures
-            do not tell.
+        setting: a draft that is clearly faster than plain decoding; plain decoding if all drafts are slower; `None` if the
+            figures do not tell.
         best: the draft with the highest speedup; `speedup` is its own, over plain decoding.
         runner_up: the next best draft; `lead` is the speedup of `best` over it. `None` without one.
-        spread_name: what the spread of the speedups is.
+        spread_name: the kind of spread of the speedups.
     """
 
     setting: Setting | None
@@ -35,10 +35,10 @@ class Recommendation:
         lead: Callable[[Setting, Setting], Speedup | None],
         spread_name: str = INTERVAL,
     ) -> "Recommendation":
-        """From the speedups of the drafts of one temperature, at least one.
+        """Recommend from the speedups of one temperature's drafts, one or more.
 
         Args:
-            lead: of one draft over another, on what both have done.
+            lead: the speedup of one draft over another, on batches that both decoded.
         """
         best, *others = sorted(speedups, key=lambda setting: speedups[setting].median, reverse=True)
         speedup = speedups[best]
@@ -51,24 +51,24 @@ class Recommendation:
 
     @property
     def is_gain(self) -> bool:
-        """The recommended setting is a draft, clearly faster than plain decoding."""
+        """Whether a draft is recommended."""
         return self.setting == self.best
 
     @property
     def is_clear(self) -> bool:
-        """No other setting may be as fast."""
+        """Whether no other setting may be as fast."""
         return self.setting is not None and (self.runner_up is None or (self.lead is not None and self.lead.is_gain))
 
     @property
     def headline(self) -> str:
-        """What to expect, in a few words: the speedup with its interval, never the point alone."""
+        """The expected speedup with its interval, in a few words."""
         if self.setting is None:
             return "undecided"
         return self._figure if self.is_gain else "plain"
 
     @property
     def is_draw(self) -> bool:
-        """Two drafts beat plain decoding, and the figures do not tell which of them is faster."""
+        """Whether two drafts beat plain decoding and the figures do not tell which is faster."""
         return self.is_gain and not self.is_clear
 
     @property

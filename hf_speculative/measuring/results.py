@@ -1,4 +1,4 @@
-"""What an evaluation found: totals by setting, and which setting to use."""
+"""The results of an evaluation: totals by setting, and recommendations."""
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,7 @@ from .settings import Setting
 from .speedup import INTERVAL, QUARTILES, Speedup, Spread, Work, interval, quartiles
 from .totals import Totals
 
-#: what of a call is compared: all of it, or decoding alone
+#: the part of a call to compare: all of it, or decoding alone
 Part = Callable[[Call], "Work | None"]
 
 
@@ -22,9 +22,9 @@ class Evaluation:
     """The results of `evaluate`, or of its file.
 
     Attributes:
-        header: what was evaluated: `target`, `drafts`, `dataset`, `generate`, `environment` and more, ready for JSON.
+        header: `target`, `drafts`, `dataset`, `generate`, `environment` and more, ready for JSON.
         settings: in order, plain decoding first at each temperature.
-        calls: for each setting's name, its calls by number of the batch, without batches that any setting failed on.
+        calls: by setting's name and batch, without batches on which any setting failed.
         bad_rows: rows of the data set that could not be used, and why.
         differences: where greedy texts differ from plain decoding's.
         failures: settings that could not be measured, and why.
@@ -38,12 +38,12 @@ class Evaluation:
         self.settings = [Setting(**values) for values in journal.header["settings"]]
         self.calls: dict[str, dict[int, Call]] = {setting.name: {} for setting in self.settings}
         for call in sorted(journal.calls.values(), key=lambda call: call.batch):
-            if not any(row.index in journal.bad_rows for row in call.rows):  # one setting failed on them: none counts
+            if not any(row.index in journal.bad_rows for row in call.rows):  # a setting failed on them
                 self.calls[call.setting][call.batch] = call
 
     @classmethod
     def load(cls, path: str | Path) -> "Evaluation":
-        """The evaluation in a file that `evaluate(results=path)` wrote, finished or not."""
+        """Load the file that `evaluate(results=path)` wrote, finished or not."""
         return cls(Journal.read(Path(path)))
 
     def __str__(self) -> str:
@@ -52,19 +52,19 @@ class Evaluation:
         return "\n".join([f"{self.header['target']}{state}", *map(str, self.recommendations)])
 
     def __repr__(self) -> str:
-        """What was evaluated, how far, and what came out."""
+        """Target, progress and recommendations."""
         num = len(next(iter(self.calls.values()), ()))
         about = f"{self.header['target']}, {len(self.settings)} settings, {num} batches"
         found = "; ".join(f"{r.headline}: {r.best.label}" for r in self.recommendations)
         return f"<Evaluation of {about}{'' if self.is_complete else ', unfinished'}{f': {found}' if found else ''}>"
 
     def to_pandas(self, by: str = "setting"):
-        """A `pandas.DataFrame` with a line for each setting: the figures of `Totals.to_dict`, counts included.
+        """Return a `pandas.DataFrame` with a row for each setting: the figures of `Totals.to_dict`, counts included.
 
         The 95 % interval is in `speedup_low` and `speedup_high`.
 
         Args:
-            by: `prompt` for a line for each prompt under each setting, with its counts, and the time and speedup of its batch.
+            by: `prompt` for a row for each prompt and setting, with its counts, and the time and speedup of its batch.
         """
         import pandas as pd  # comes with datasets
 
@@ -79,7 +79,7 @@ class Evaluation:
         return pd.DataFrame(lines, columns=None if lines else INDEX[by]).set_index(INDEX[by])
 
     def to_csv(self, path: str | Path, by: str = "setting") -> None:
-        """The same as a file for spreadsheets."""
+        """Write `to_pandas(by)` to a CSV file."""
         files.write(Path(path), self.to_pandas(by).to_csv())
 
     @property
@@ -93,18 +93,18 @@ class Evaluation:
 
     @property
     def spread_name(self) -> str:
-        """What the spread of speedups is: quartiles of repeats and of few texts, else the interval of the median."""
+        """The kind of spread of speedups: quartiles of repeats and of few texts, else the interval of the median."""
         return self.header.get("spread", QUARTILES if self.repeats > 1 else INTERVAL)
 
     @property
     def is_complete(self) -> bool:
-        """Every setting that could be measured has seen every usable prompt, as often as it was to be repeated."""
+        """Whether every measurable setting has decoded every usable prompt in every repeat."""
         num_rows = (self.header["num_rows"] - len(self.bad_rows)) * self.repeats
         measured = (self.calls[setting.name].values() for setting in self.settings if not self.failed(setting))
         return all(sum(len(call.rows) for call in calls) == num_rows for calls in measured)
 
     def failed(self, setting: Setting) -> bool:
-        """Whether it could not be measured."""
+        """Whether a setting could not be measured."""
         return setting.name in self.journal.failures
 
     @property
@@ -116,9 +116,8 @@ class Evaluation:
         return {row.index: row for call in self.calls[setting.name].values() for row in call.rows}
 
     def totals(self, setting: Setting) -> Totals:
-        """Everything about one setting, plain decoding included.
+        """Sum up one setting, plain decoding included. Speedups are over batches that both ways decoded."""
 
-        The speedup is over the batches that both the setting and plain decoding have done.
         """
         calls = self.calls[setting.name]
         rivals = [s for s in self.settings if s.rival and setting.is_ours and s.temperature == setting.temperature]

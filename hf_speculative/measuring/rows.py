@@ -32,7 +32,7 @@ def read_rows(
         dataset: a `datasets` data set, a list of rows or of texts, a file, a folder that `save_to_disk` wrote, or a name on the
             Hub. Files end in .txt, .jsonl (both also as .gz), .json, .csv, .tsv or .parquet.
         split, config: which one, if the data set has several.
-        limit: use only the first so many rows.
+        limit: the number of rows to use, from the first.
 
     Raises:
         ValueError, TypeError: `dataset` is none of these, or has several splits and none is named.

@@ -91,10 +91,10 @@ def evaluate(
             row. By default the column `prompt`. A list of texts is a conversation, what the user says turn by turn: each turn
             comes after plain decoding's answers to those before it.
         split, config: which one, if the data set has several.
-        limit: use only the first so many rows.
+        limit: the number of rows to use, from the first.
         raw: continue prompts that are texts as they are. Default: they are what a user says, where there is a chat template.
         category: the column, template or function with the category of a row, for figures by category.
-        minutes: begin no further batch after so many: what was measured is a sample, and the same call goes on with it.
+        minutes: the time after which no batch begins. What was measured is a sample; the same call continues it.
         num_draft_tokens: draft lengths for each source of drafts, `None` for one chosen round by round.
         temperatures: 0 is greedy.
         options: further options of all these settings that they are about, see `Setting`.

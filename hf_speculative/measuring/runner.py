@@ -1,4 +1,4 @@
-"""Batches of prompts under all settings in turn: each decoded, compared and recorded at once."""
+"""Decode batches under all settings in turn; compare and record each call at once."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -9,14 +9,14 @@ from .settings import Setting
 
 
 class Runner:
-    """Decodes batches under all settings, plain decoding among them, and adds each call to the record.
+    """Decode batches under all settings, plain decoding among them, and record each call.
 
     Args:
         repeats: how often each batch is decoded under each setting.
-        skip_failing: a setting that cannot be measured is recorded as a failure and left out. Else it raises in the warm-up,
-            and spoils its batch later.
+        skip_failing: record a setting that cannot be measured as a failure, and leave it out. Else it raises in the warm-up,
+            and makes its batch bad rows later.
         say: is told what comes next.
-        count: is told a call that is done.
+        count: is given each finished call.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class Runner:
         self.say, self.count = say, count
 
     def missing(self, batch: int, indices: list[int]) -> list[tuple[Setting, int]]:
-        """The calls of a batch that are not recorded: settings with the number of the call. None of a batch with a bad row."""
+        """The calls of a batch to do: settings and call numbers. None of a batch with a bad row."""
         if not indices or not self.journal.bad_rows.keys().isdisjoint(indices):
             return []
         numbers = range(batch * self.repeats, (batch + 1) * self.repeats)
         return [
             (setting, number)
             for number in numbers
-            # Turned from call to call, so that no setting always comes after the same other.
+            # rotated, so that no setting always follows the same other one
             for setting in self._turned(number)
             if (setting.name, number) not in self.journal.calls and setting.name not in self.journal.failures
         ]
@@ -63,11 +63,11 @@ class Runner:
                 self._skip(setting, error)
 
     def warm_up(self, setting: Setting, batches: list[list[list[int]]]) -> None:
-        """Warm up a setting; one that cannot work raises here. The fault may lie in a single batch, so others are tried.
+        """Warm up a setting; one that cannot work raises here. If the first batch fails, others are tried.
 
         Args:
-            batches: two or more, or one that is all there is. The last one may be smaller, and what is measured or compiled for
-                its size should not count either.
+            batches: one or more. The last one may be smaller, and is warmed up as well: costs and compiled passes depend on
+                the size.
         """
         self.say(f"warming up: {setting.name}")
         first, *others = batches
@@ -91,7 +91,7 @@ class Runner:
             self.say(setting.name)
             try:
                 call = self.decoder.decode(setting, number, indices, ids)
-            except (ValueError, RuntimeError, IndexError) as error:  # about this batch: the setting was warmed up
+            except (ValueError, RuntimeError, IndexError) as error:  # of this batch: the setting was warmed up
                 if self.skip_failing and not setting.is_plain:
                     self._skip(setting, error)
                     continue
@@ -104,7 +104,7 @@ class Runner:
             self._compare(number, ids)
 
     def _compare(self, number: int, prompts: list[list[int]]) -> None:
-        """Note once where a text that should equal plain decoding's does not."""
+        """Record each text that should equal plain decoding's and does not, once."""
         for setting in self.settings:
             call, plain = (self.journal.calls.get((s.name, number)) for s in (setting, setting.baseline))
             if call is None or plain is None or not setting.is_ours or not setting.is_exact:
@@ -124,7 +124,7 @@ def _told(error: Exception) -> str:
 
 
 def out_of_memory(error: Exception) -> str | None:
-    """How much memory was missing and what needs less; `None` for another error."""
+    """Explain an out-of-memory error and what needs less; `None` for another error."""
     found = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
     if found is None:
         return None

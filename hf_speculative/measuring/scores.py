@@ -1,7 +1,7 @@
-"""Task scores: they show, on the user's own references, that speculation leaves the quality as it is.
+"""Task scores, which show on the user's references that speculation does not change quality.
 
-A score is a function of `predictions` and `references`, two lists of one length, that returns a number or a dict of numbers. Or
-it is an object with `compute(predictions=, references=)`, like those of the library `evaluate`.
+A score is a function of the lists `predictions` and `references` that returns a number or a dict of numbers, or an object with
+`compute(predictions=, references=)`, as in the library `evaluate`.
 """
 
 import importlib
@@ -21,10 +21,10 @@ def exact_match(predictions: Sequence[str], references: Sequence[Any]) -> dict[s
 
 
 def resolve(score: Any) -> Score:
-    """The score function for what the user gave: a function, an object with `compute`, `exact_match`, or `module:name`.
+    """Return the score function of a function, an object with `compute`, `"exact_match"` or `"module:name"`.
 
     Raises:
-        ValueError, TypeError: it is none of them.
+        ValueError, TypeError: it is none of these.
     """
     if isinstance(score, str):
         module, colon, name = score.partition(":")
@@ -47,7 +47,7 @@ def resolve(score: Any) -> Score:
 
 
 def numbers(result: Any, name: str) -> dict[str, float | None]:
-    """What a score returned, by name, `None` for nan. Entries that are not numbers are left out."""
+    """The numbers that a score returned, by name; `None` for nan, other entries left out."""
     found = {name: result} if not isinstance(result, Mapping) else result
     values = {str(key): float(value) for key, value in found.items() if isinstance(value, Real)}
     if not values:

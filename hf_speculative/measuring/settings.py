@@ -1,4 +1,4 @@
-"""The settings that are compared: plain decoding, sources of drafts with their options, and rivals, at several temperatures."""
+"""Settings to compare: plain decoding, sources of drafts with their options, and rivals, at several temperatures."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,21 +11,20 @@ from ..call.sources import asked_with, source_of
 from ..drafting.source import DraftSource
 from .drafts import NamedDraft
 
-#: what a setting may say
+#: options that a setting may have
 OPTIONS = ("draft_model", *DRAFTING)
 
 
 @dataclass(frozen=True, init=False)
 class Setting:
-    """One way to decode, as `Setting(draft_model="small", num_draft_tokens=4)`, `Setting(draft_model="suffix")`.
+    """One way to decode: `Setting(draft_model="small", num_draft_tokens=4)`, `Setting(draft_model="suffix")`.
 
     Args:
         temperature: 0 is greedy.
-        rival: the name of another way to decode, among those the evaluation knows; beside it only `num_draft_tokens` is taken.
-        **options: what is about drafting, ready for JSON. `draft_model` is the name of a draft, among those the evaluation
-            knows, or a method that needs none. Without `num_draft_tokens` the number is chosen each round, by measured cost.
-            Without a source of drafts it is plain decoding. Options that change plain decoding as well are keywords of
-            `evaluate`.
+        rival: the name of one of the evaluation's rivals; the only other option is then `num_draft_tokens`.
+        **options: about drafting, ready for JSON. `draft_model` is the name of one of the evaluation's drafts, or a method
+            that needs none. Without `num_draft_tokens` the length is adaptive. Without a source of drafts the setting is plain
+            decoding. Options that change plain decoding as well are keywords of `evaluate`.
 
     Raises:
         ValueError, TypeError: an option that is out of range, has no effect, or is not about drafting; two sources.
@@ -67,7 +66,7 @@ class Setting:
 
     @property
     def argument(self) -> str | None:
-        """The keyword that names its source of drafts; `None` for plain decoding."""
+        """The keyword that asks for its source of drafts; `None` for plain decoding."""
         return next((name for name in SOURCES if name in self.options), None)
 
     @property
@@ -76,7 +75,7 @@ class Setting:
 
     @property
     def is_ours(self) -> bool:
-        """This package drafts: it is neither plain decoding nor a rival's."""
+        """Whether this package drafts: it is neither plain decoding nor a rival."""
         return self.argument is not None
 
     @property
@@ -90,7 +89,7 @@ class Setting:
         return self.options.get("num_draft_tokens")
 
     def source(self, drafts: Mapping[str, NamedDraft]) -> DraftSource:
-        """Where its drafts come from, by the options of the setting alone.
+        """Its source of drafts, by the options of the setting alone.
 
         Args:
             drafts: the draft models of the evaluation.
@@ -101,17 +100,17 @@ class Setting:
 
     @property
     def drafter(self) -> str:
-        """Who drafts: the rival, or the draft model by name, else what the source calls itself."""
+        """The name of the rival, else of the draft model, else of the source."""
         return self.rival or self.draft or self.source({}).label
 
     @property
     def max_draft_tokens(self) -> int | None:
-        """The most tokens to draft a round, where its source is asked for by that number."""
+        """The most draft tokens, where its source is asked for by that number."""
         return None if not self.is_ours or self.draft is not None else self.source({}).num_draft_tokens
 
     @property
     def length(self) -> str:
-        """How many tokens are drafted a round, in words."""
+        """The draft length in words."""
         if self.max_draft_tokens is not None:
             return f"up to {self.max_draft_tokens} tokens"
         if self.num_draft_tokens is None:
@@ -120,19 +119,19 @@ class Setting:
 
     @property
     def shown_options(self) -> dict[str, Any]:
-        """`options` as reports have them: of a corpus its name, without the folders of this machine."""
+        """`options` for reports: a corpus by its name, without folders of this machine."""
         corpus = {"corpus": PurePath(self.options["corpus"]).name} if "corpus" in self.options else {}
         return {**self.options, **corpus}
 
     @property
     def further_options(self) -> str:
-        """What it says beside source and length, in words that follow a comma."""
+        """Options beside source and length, each after a comma."""
         named = (self.argument, "num_draft_tokens")
         return "".join(f", {name}={value}" for name, value in self.shown_options.items() if name not in named)
 
     @property
     def label(self) -> str:
-        """Its name beside others of the same temperature."""
+        """Its name among settings of the same temperature."""
         if self.is_plain:
             return "plain"
         return ", ".join(filter(None, (self.drafter, self.length))) + self.further_options

@@ -1,7 +1,7 @@
-"""How many times faster: from measurements in pairs.
+"""Speedups from paired measurements.
 
-The same work is done both ways, one close after the other, several times. Each pair gives a ratio of tokens per second, and the
-speedup is their median. If the machine was busy for a while, few of the ratios change, but a ratio of totals would.
+The same work is done both ways in close succession, several times. Each pair gives a ratio of tokens per second; the speedup is
+their median. A busy spell of the machine changes few of the ratios, but would change a ratio of totals.
 """
 
 import math
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 #: the least number of pairs for an `interval`
 FEWEST = 6
-#: where the middle of the ratios lies, lower and upper end; `None` where there are too few of them to say
+#: lower and upper end of the middle of the ratios; `None` with too few of them
 Spread = Callable[[Sequence[float]], "tuple[float, float] | None"]
-#: the names of both spreads, and the least number of pairs that each takes
+#: the names of both spreads, and the least number of pairs of each
 INTERVAL, QUARTILES = "95 % interval", "quartiles"
 FEWEST_OF = {INTERVAL: FEWEST, QUARTILES: 2}
 
@@ -32,7 +32,7 @@ class Work:
 
 
 def quartiles(ratios: Sequence[float]) -> tuple[float, float] | None:
-    """The middle half of a few repeats of one measurement; a single one has no spread."""
+    """The lower and upper quartile of a few repeats; `None` for a single one."""
     if len(ratios) < 2:
         return None
     low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
@@ -40,10 +40,10 @@ def quartiles(ratios: Sequence[float]) -> tuple[float, float] | None:
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % confidence interval of the median, from order statistics, whatever the distribution.
+    """The distribution-free 95 % confidence interval of the median, from order statistics.
 
-    Each ratio is above the true median with chance 1/2. So the d-th smallest and the d-th largest fail to enclose it with
-    chance 2 P(Binomial(n, 1/2) < d). d is the largest for which that is at most 5 %; below `FEWEST` ratios there is none.
+    Each ratio is above the true median with probability 1/2. So the d-th smallest and d-th largest fail to enclose it with
+    probability 2 P(Binomial(n, 1/2) < d). d is the largest for which that is at most 5 %; below `FEWEST` ratios there is none.
     (David and Nagaraja, Order Statistics, 2003, section 7.1.)
     """
     num, d, tail = len(ratios), 0, 0.5 ** len(ratios)
@@ -56,12 +56,12 @@ def interval(ratios: Sequence[float]) -> tuple[float, float] | None:
 
 @dataclass(frozen=True)
 class Speedup:
-    """How many times faster one way to decode is than another. As text `1.30x`.
+    """The speedup of one way to decode over another. As text `1.30x`.
 
     Attributes:
-        median: of the ratios of tokens per second, pair by pair.
+        median: of the ratios of tokens per second of all pairs.
         low, high: their spread; `None` with too few pairs.
-        num_pairs: how many pairs there were.
+        num_pairs: the number of pairs.
     """
 
     median: float
@@ -71,10 +71,10 @@ class Speedup:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[Work, Work]], spread: Spread) -> "Speedup | None":
-        """From pairs of this way and the other; `None` without any that took time.
+        """From pairs of this way and the other; `None` without a pair that took time.
 
         Args:
-            spread: `quartiles` of repeats of the same work, the `interval` of the median over different work.
+            spread: `quartiles` for repeats of the same work, `interval` for different work.
         """
         pairs = [pair for pair in pairs if all(work.num_tokens > 0 and work.seconds > 0 for work in pair)]
         if not pairs:
@@ -85,17 +85,17 @@ class Speedup:
 
     @property
     def is_gain(self) -> bool:
-        """Faster, by more than the spread."""
+        """Whether it is faster by more than the spread."""
         return self.low is not None and self.low > 1
 
     @property
     def is_loss(self) -> bool:
-        """Slower, by more than the spread."""
+        """Whether it is slower by more than the spread."""
         return self.high is not None and self.high < 1
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """The lower and upper end; `None` without one."""
+        """`(low, high)`; `None` with too few pairs."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
     def __str__(self) -> str:

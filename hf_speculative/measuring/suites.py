@@ -1,4 +1,4 @@
-"""The suites that papers and engines report: where their questions are, and how a row becomes what a user says."""
+"""The suites that papers and engines report: where their questions are, and how a row becomes a user's messages."""
 
 import random
 from collections import Counter
@@ -15,7 +15,7 @@ from .rows import read_rows, reader
 if TYPE_CHECKING:
     from datasets import Dataset
 
-#: what stands in rows of SPEED-Bench whose text its licence leaves at another source
+#: marks rows of SPEED-Bench whose text is only at its original source
 MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 TURNS, CATEGORY = "turns", "category"
 
@@ -26,9 +26,9 @@ class Suite:
 
     Attributes:
         source: its name on the Hub, or the address of a file of JSON lines.
-        turns: the column with what the user says, a text or a list of them, or a Jinja template over the columns.
+        turns: the column with the user's messages, a text or a list, or a Jinja template over the columns.
         configs: its configurations, the default first.
-        category: the column of categories, where there is one.
+        category: the column of categories, if it has one.
     """
 
     source: str
@@ -58,15 +58,16 @@ SUITES = {
 
 
 def questions(asked: str, num_prompts: int | None = None) -> "Dataset":
-    """The conversations of a suite, in an order of which every beginning is a sample of all categories.
+    """Load the conversations of a suite, in an order whose every beginning is a sample of all categories.
 
     Args:
-        asked: `NAME`, `NAME/CONFIG`, either with `=FILE` in place of the Hub; or a `FILE` with a column `turns` or `prompt`.
-        num_prompts: at most so many.
+        asked: `NAME` or `NAME/CONFIG`, with `=FILE` to read a file instead of the Hub; or a `FILE` with a column `turns` or
+            `prompt`.
+        num_prompts: the most conversations to use.
 
     Returns:
-        Rows with `turns`, what the user says at each turn, and `category`, `""` without one. Its `info` has the name of the
-        suite, and as a description what was left out.
+        Rows with `turns`, the user's message at each turn, and `category`, `""` without one. Its `info` has the name of the
+        suite, and a description of rows that were left out.
 
     Raises:
         ValueError: there is no such suite, it cannot be read, or it has no such column.
@@ -128,7 +129,7 @@ def _rows(asked: str, suite: Suite, config: str | None, file: str) -> list[Any]:
 
 
 def _mixed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """In a random order that is the same each time, a row of each category in turn."""
+    """Order rows at random, the same each time, with the categories in turn."""
     seen: Counter[str] = Counter()
     ranked = []
     for row in random.Random(0).sample(rows, len(rows)):

@@ -1,4 +1,4 @@
-"""One setting over all its prompts."""
+"""The totals of one setting."""
 
 import math
 from dataclasses import asdict, dataclass, field, replace
@@ -8,30 +8,30 @@ from ..call.statistics import RATES, Statistics, without_nan
 from .settings import Setting
 from .speedup import Speedup
 
-#: new tokens that a figure has to rest on
+#: the least number of new tokens for a figure
 FEWEST_TOKENS = 200
 
 
 @dataclass(frozen=True)
 class Totals:
-    """One setting over all its prompts. Rates are quotients of total counts, never means of rates.
+    """The totals of one setting over all its prompts. Rates are quotients of total counts, not means of rates.
 
-    Speeds and speedups that would rest on too few tokens are `None`, and so are rates in JSON and in tables.
+    Speeds, speedups and rates that would rest on too few tokens are `None`.
 
     Attributes:
         num_prompts: prompts decoded.
         seconds: wall time of its `generate` calls.
-        tokens_per_second: median over the calls, each of which decodes one batch of prompts; `None` without any.
-        num_identical: texts that equal plain decoding's token for token; `None` for sampling that promises only the same
-            distribution.
+        tokens_per_second: the median over calls, each of one batch; `None` without any.
+        num_identical: texts equal to plain decoding's token for token; `None` for sampling that promises the distribution
+            alone.
         speedup: over plain decoding, batch by batch; `None` for plain decoding, and before anything was measured.
         statistics: counts over all prompts, and times by stage; `None` for plain decoding.
         scores: task scores by name.
         decoding: the speedup of decoding alone, without the time to the first tokens.
-        first_seconds: the time to the first tokens, the median over the calls.
+        first_seconds: the time to the first tokens, the median over calls.
         peak_bytes: on a GPU, the most that a call allocated.
-        over: for each rival's name, the speedup over it.
-        is_too_short: fewer new tokens than a figure has to rest on.
+        over: the speedup over each rival, by name.
+        is_too_short: it has fewer than FEWEST_TOKENS new tokens.
         user_tokens_per_second: new tokens of a prompt over the time until its last one, the median over prompts.
     """
 
@@ -53,7 +53,7 @@ class Totals:
 
     @property
     def has_rates(self) -> bool:
-        """Its counts are enough for rates."""
+        """Whether its counts suffice for rates."""
         return self.statistics is not None and not self.is_too_short
 
     @property
@@ -69,7 +69,7 @@ class Totals:
 
     @property
     def drafts_nothing(self) -> bool:
-        """A draft was asked for but no token was drafted, since drafts did not pay."""
+        """Whether no token was drafted although a draft was asked for, since drafts did not pay."""
         return self.speedup is not None and self.statistics is not None and not self.statistics.num_draft_tokens
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Passes compiled ahead of time, in files that are found by all they depend on. Loading one takes a fraction of a second.
 
 A folder beside the Hub's cache holds them: `HF_SPECULATIVE_PASSES` names another one. A file that could not be made has a note
-with the reason in its place, so that nobody tries again; delete it to do so.
+with the reason in its place, and is not tried again until the note is deleted.
 """
 
 import json
@@ -177,7 +177,7 @@ def files_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Files:
 
 
 def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> BoundPass | PassOfPieces | None:
-    """The compiled pass of `model`, on its own weights, if its files are there and nobody asks for packed ones meanwhile."""
+    """The compiled pass of `model`, on its own weights, if its files exist and packed weights stay packed meanwhile."""
     looked_at = path_of(model, recorded), folder().stat().st_mtime_ns if folder().exists() else None
     if looked_at in _missing:
         return None
@@ -258,19 +258,19 @@ def _make(files: Files) -> None:
 
 
 def pays(model: PreTrainedModel) -> bool:
-    """Whether Python takes so much of a pass that a file is worth a minute of a core."""
+    """Whether Python's share of a pass is large enough for a compiled file to be worth a minute of one core."""
     num_bytes = sum(weight.numel() * weight.element_size() for weight in parameters_of(model))
     python = SECONDS_A_LAYER * model.config.get_text_config(decoder=True).num_hidden_layers
     return python / (python + num_bytes / BYTES_A_SECOND) >= LEAST_SHARE
 
 
 def is_head(model: PreTrainedModel) -> bool:
-    """A draft head, which goes on from a target's states: no language model by itself."""
+    """Whether it is a draft head, which continues a target's states and is no language model on its own."""
     return model.main_input_name == "inputs_embeds" and not model.can_generate()
 
 
 def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
-    """Begins to make the file in a process of its own, at the lowest priority; once, and not where it was tried in vain.
+    """Start compiling in a background process at the lowest priority: once, and not where an earlier try failed.
 
     That process builds a model of random weights from the config: the file holds none.
     """

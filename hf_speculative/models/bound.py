@@ -1,6 +1,6 @@
 """The weights that a pass compiled ahead of time reads: a model's own, where they are, and those that are packed.
 
-A packed weight may turn plain at any moment, for whoever looks at it (`packed_parameters`). The pass hears of that, lets go of
+A packed weight may be restored at any moment, by code that reads it (`packed_parameters`). The pass is told, lets go of
 all weights, and is not run again: who has it runs eagerly, until the next call binds another one.
 """
 
@@ -40,7 +40,7 @@ class BoundPass:
         weights = dict(plain)
         for name, parameters in packed.items():
             if (weight := parameters.read_by(self)) is None:
-                raise Moved(f"somebody has asked for {name}, which was packed")
+                raise Moved(f"{name}, which was packed, became plain")
             weights[name] = weight
         self.places = [id(weights[name]) for name in packed]
         with self.lock, torch.inference_mode(False):

@@ -26,9 +26,9 @@ NOT_OF_PASSES = {
     "dtype",
     "torch_dtype",
 }
-#: of a layer's, what changes nothing of the layer
+#: fields of the config that change nothing of a layer
 NOT_OF_LAYERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
-#: of what is set on a module, likewise
+#: attributes that change nothing of a module
 NOT_OF_MODULES = ("name_or_path", "layer_idx", "num_layers", "call", "samples", "sizes", "recorded")
 #: modules whose source decides what is compiled
 OWN_SOURCES = (

@@ -73,18 +73,18 @@ def _forget_tracing() -> None:
 
 @torch.no_grad()
 def check(compiled: Callable[[list[Tensor]], list[Tensor] | None], module: TracedPass) -> None:
-    """Hold a compiled pass to what the model does.
+    """Compare a compiled pass with the model.
 
     Raises:
-        Differs: it does something else.
-        Moved: somebody has asked for a packed weight meanwhile.
+        Differs: its outputs differ from the model's.
+        Moved: a packed weight became plain meanwhile.
     """
     num_others = 0
     for seed, (num_rows, num_columns, seen, num_nodes) in enumerate(TRIED):
         inputs, others = (module.sample(num_rows, num_columns, seen, num_nodes, seed) for _ in range(2))
         expected, found = module(*inputs), compiled(flat(*others))
         if found is None:
-            raise Moved("somebody has asked for packed weights")
+            raise Moved("packed weights became plain")
         num_others += int((found[1] != module.likeliest(found[0])).sum())
         numbers = (expected[0], *expected[2:], *module.written(inputs)), (found[0], *found[2:], *module.written(others))
         for one, other in zip(*numbers, strict=True):
@@ -112,7 +112,7 @@ def load(package: CompiledPackage, module: nn.Module) -> BoundPass:
 
     Raises:
         Differs: it was compiled for other weights.
-        Moved: somebody has asked for a packed weight meanwhile.
+        Moved: a packed weight became plain meanwhile.
     """
     function = package.function()
     own = dict(named_parameters_of(module, remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))

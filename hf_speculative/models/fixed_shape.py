@@ -30,7 +30,7 @@ class FixedShape(CachedModel):
     Chains only: a path that is kept of a tree was computed in other slots than a chain has.
 
     Args:
-        model: runs the passes, and is nobody else's.
+        model: runs the passes; it must not be shared.
         num_lanes: rows of a pass; `None`: those of the call.
     """
 
@@ -54,7 +54,7 @@ class FixedShape(CachedModel):
         return logits[self.index, ahead + 1 - num_last : ahead + 1]
 
     def _begin(self, batch: Batch) -> Batch:
-        """Read the prompts; lanes beyond the batch hold copies of its first row, which nobody looks at."""
+        """Read the prompts; lanes beyond the batch hold copies of its first row, whose logits are not used."""
         num_rows, num_lanes = len(batch.rows), max(len(batch.rows), self.num_lanes or 0)
         self.all_rows = batch.part([*range(num_rows), *[0] * (num_lanes - num_rows)])
         self._set_lanes(list(range(num_rows)))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 #: names of children of one module that read the same input, in transformers' models
 NAMES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-#: so many products that not all of the layers took show that they read different inputs
+#: fused products that some of the layers did not use, after which the layers are packed apart
 MOST_WASTED = 3
 
 

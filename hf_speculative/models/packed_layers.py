@@ -2,9 +2,9 @@
 
 oneDNN reads a weight in blocks of its own order, into which it otherwise brings it anew in every pass. Plain products in
 float32 are MKL's, which take 1.2 to 4 times as long at 1 to 9 columns (AVX2 and AVX-512; weights of 0.5 to 108 MiB). A packed
-layer holds its weight in blocks *instead of* the plain one, so there is no second copy to go stale. The plain weight is back,
-bit for bit, as soon as anybody asks the layer for it: `state_dict`, `save_pretrained`, `.to()`, an optimizer, pickling, a
-forward that autograd follows. Who has a weight already would not ask, so such weights are left alone (`is_held`). The one
+layer holds its weight in blocks *instead of* the plain one, so there is no second copy to go stale. Reading the weight
+restores it, bit for bit: `state_dict`, `save_pretrained`, `.to()`, an optimizer, pickling, a forward that autograd follows.
+A weight that other code refers to already is not packed, since that code would not read it again (`is_held`). The one
 exception is a head that shares its weight with the embedding, which needs rows: it gets a packed copy, which is compared with
 the plain weight before each use (`Stamp`).
 """
@@ -24,12 +24,12 @@ from .fused_linears import FusedLinears
 from .packed_parameters import Held, PackedParameters, hold, is_held, weight_of
 from .shallow import duplicate
 
-#: columns of a pass for which oneDNN orders weights; passes of any number read them, and fastest so (docs/optimize.md)
+#: columns of a pass for which oneDNN orders weights, the fastest order over all widths (docs/optimize.md)
 COLUMNS = 16
-#: a layer that was asked for its weight so often keeps it from then on
+#: a layer whose weight was restored this often is not packed again
 MOST_RESTORED = 3
-#: why a weight stays plain that an optimizer, another model, autograd or NumPy has as well
-HELD = "whose weights something else has as well"
+#: why a weight stays plain that an optimizer, another model, autograd or NumPy refers to
+HELD = "whose weights other code refers to"
 
 
 class Packed(nn.Module):
@@ -197,7 +197,7 @@ def layout_of(packed: Mapping[str, PackedParameters]) -> list[list[str]]:
     lists: dict[tuple, dict[int, str]] = defaultdict(dict)
     for name, parameters in packed.items():
         parent, _, own = name.rpartition(".")
-        held = parameters.held or Held(torch.empty(0))  # somebody has asked for it meanwhile
+        held = parameters.held or Held(torch.empty(0))  # it was restored meanwhile
         group = own if held.together is None else id(held.together)
         lists[(parent, group)][held.index] = name
     return sorted([names[index] for index in sorted(names)] for names in lists.values())
@@ -212,7 +212,7 @@ def packed_of(model: nn.Module) -> dict[str, PackedParameters]:
 def unsupported_reason(module: nn.Module, is_shared: bool) -> str | None:
     """Why the weight of this linear layer stays plain; `None` if it can be packed."""
     if "forward" in vars(module) or has_placement_hook(module) or is_compiled(module):
-        return "run by a function of somebody else's"
+        return "run by another library's function"
     if getattr(module._parameters, "num_restored", 0) >= MOST_RESTORED:
         return f"asked for their weights {MOST_RESTORED} times"
     weight = weight_of(module)

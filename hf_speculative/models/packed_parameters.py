@@ -1,4 +1,4 @@
-"""The parameters of a layer whose weight is packed: the plain weight is back, bit for bit, as soon as anybody reads it."""
+"""The parameters of a layer whose weight is packed: reading the weight restores the plain one, bit for bit."""
 
 import threading
 import weakref
@@ -63,14 +63,14 @@ class Held:
 
 
 class PackedParameters(dict):
-    """`_parameters` of a layer whose plain weight comes back whenever anybody reads it.
+    """`_parameters` of a layer with a packed weight: reading restores the plain one.
 
     Attributes:
         held: `None` while the plain weight is there.
-        is_apart: it is packed alone, whatever its name says.
+        is_apart: it is packed alone, even if its name says that it reads a shared input.
         is_plain_transposed: the plain one is `(in, out)`.
         stamp: of a weight that an embedding has as well, and that stays where it is.
-        num_restored: how often somebody has asked.
+        num_restored: how often it was restored.
         readers: compiled passes that read the packed weight, and let go of it before the plain one is back.
     """
 
@@ -96,7 +96,7 @@ class PackedParameters(dict):
         return cast(Tensor, dict.__getitem__(self, WEIGHT))
 
     def read_by(self, reader: Reader) -> Tensor | None:
-        """The packed weight, if it is there, for somebody who is told when it ends."""
+        """The packed weight, if there is one; `reader` is told before it is restored."""
         with _lock:
             if self.packed is not None:
                 self.readers = self.readers or WeakSet()
@@ -104,7 +104,7 @@ class PackedParameters(dict):
             return self.packed
 
     def is_up_to_date(self) -> bool:
-        """Nobody has written to a shared weight since it was packed, as far as torch counts."""
+        """Whether torch counts no write to a shared weight since it was packed."""
         return self.stamp is None or self.stamp.fits(self.peek())
 
     def restore(self) -> None:
@@ -160,7 +160,7 @@ class PackedParameters(dict):
             self._restore_as_ever()
 
     def _all(self) -> dict:
-        values = dict.copy(self)  # first, so that `hold` sees that somebody has them
+        values = dict.copy(self)  # first, so that `hold` sees the reference
         self._ask()
         return values
 
@@ -232,14 +232,14 @@ class PackedParameters(dict):
 
 
 def hold(members: Sequence[PackedParameters], packed: Tensor, is_shared: bool) -> bool:
-    """Have `packed` in place of the plain weights, or beside one that `is_shared`; not if somebody has one of them."""
+    """Put `packed` in place of the plain weights, or beside one that `is_shared`. False if other code refers to one."""
     with _lock:
         together = None
         if len(members) > 1:  # whole before a thread that computes meanwhile finds it
             together = FusedLinears([len(one.peek()) for one in members], list(map(weakref.ref, members)))
         for index, one in enumerate(members):
             one.stamp = Stamp.of(one.peek()) if is_shared else None
-            # From here on who reads the weight waits for the lock; who has read it before is found to have it.
+            # From here on readers of the weight wait for the lock; earlier ones are found by `is_held`.
             one.held = Held(packed, together, index)
         if not is_shared and any(map(is_held, members)):
             for one in members:
@@ -247,24 +247,24 @@ def hold(members: Sequence[PackedParameters], packed: Tensor, is_shared: bool) -
             return False
         for one in () if is_shared else members:
             weight = one.peek()
-            # Right in shape, type and place for whoever asks for these only; NaN, and not to be written to, otherwise.
+            # Of the right shape, dtype and device; its numbers are NaN, and cannot be written to.
             one._write(torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape))
         return True
 
 
 def is_held(parameters: dict) -> bool:
-    """Somebody besides the layer has its weight, or the memory that it is in: an optimizer, another model, autograd, NumPy."""
+    """Whether other code refers to the weight or its memory: an optimizer, another model, autograd, NumPy."""
     weight = dict.__getitem__(parameters, WEIGHT)
     return not has_own_storage(weight) or owners_of(weight) != OWNED_ONCE
 
 
 def parameters_of(model: nn.Module) -> Iterator[Tensor]:
-    """`model.parameters()` for whoever asks for shapes, types and places only: packed weights stay packed, without numbers."""
+    """`model.parameters()` for their shapes, dtypes and devices: packed weights stay packed, without numbers."""
     return (weight for _, weight in named_parameters_of(model))
 
 
 def named_parameters_of(model: nn.Module, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Likewise `model.named_parameters()`."""
+    """`model.named_parameters()` for the same use."""
     seen: set[Tensor | None] = {None}
     for path, module in model.named_modules(remove_duplicate=remove_duplicate):
         for name, weight in dict.items(module._parameters):
@@ -274,11 +274,11 @@ def named_parameters_of(model: nn.Module, remove_duplicate: bool = True) -> Iter
 
 
 def own_parameters(module: nn.Module) -> Iterable[Tensor | None]:
-    """Likewise what `module` itself holds, without its children: quick enough for every call."""
+    """The same of `module` without its children: quick enough for every call."""
     return dict.values(module._parameters)
 
 
 def weight_of(module: nn.Module) -> Tensor:
-    """Likewise a layer's weight."""
+    """The same of a layer's weight."""
     own = dict.get(module._parameters, WEIGHT)
     return cast(Tensor, getattr(module, WEIGHT, None) if own is None else own)

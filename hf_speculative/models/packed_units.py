@@ -42,7 +42,7 @@ class Unit:
 def linear_layers(model: PreTrainedModel) -> dict[nn.Module, bool]:
     """Those that may be packed, each with whether an embedding has its weight as well.
 
-    Not those whose weight is the first of a model's parameters, which is read whenever somebody asks for its device or type.
+    Left out: the first parameter of a model, which `model.device` and `model.dtype` read.
     """
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     firsts = {id(next(parameters_of(part), None)) for part in parts}

@@ -108,7 +108,7 @@ def pack_weights(model: PreTrainedModel, has_small: bool = False, only: Collecti
     if any(
         not is_packed(layer) and unsupported_reason(layer, is_shared) == HELD for layer, is_shared in layers.items()
     ):
-        gc.collect()  # what has them may be nobody's: torch.export leaves cycles that refer to a model's weights
+        gc.collect()  # torch.export leaves reference cycles that hold a model's weights
     if only is not None:
         among = {model.get_submodule(name) for name in only}
         layers = {layer: is_shared for layer, is_shared in layers.items() if layer in among}
@@ -132,7 +132,7 @@ def is_small(unit: Unit) -> bool:
 
 
 def renew(model: PreTrainedModel | None) -> None:
-    """A call begins: layers of `model` that were asked for their weights since are packed again, if nobody has these now."""
+    """At the start of a call, pack restored layers of `model` again, unless other code refers to their weights."""
     packing = None if model is None else _packings.get(model)
     if packing is None or model is None:
         return

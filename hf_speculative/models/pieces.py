@@ -53,7 +53,7 @@ class Watch:
 
     Attributes:
         num_layers: of the model.
-        result: what the last layer gives; `None`: what it is given, for nobody asks for what follows.
+        result: the last layer's output; `None` while the layers run.
         is_tuple: layers give their states in a tuple.
         states: what the layers are given one after the other.
         calls: arguments and named arguments of each, with `Given` and `Shared` in the place of tensors.

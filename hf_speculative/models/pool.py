@@ -61,14 +61,14 @@ def has_artifact(model: PreTrainedModel | None) -> bool:
 
 
 def release_artifact(model: PreTrainedModel) -> None:
-    """Let go of passes that were compiled ahead of time, and thus of the weights that they read."""
+    """Release passes that were compiled ahead of time, and the weights that they read."""
     with _lock:
         if model in _kept:
             _kept[model].artifacts.clear()
 
 
 def take(model: PreTrainedModel, make: "Callable[[], RaggedCache]") -> "RaggedCache":
-    """The model's idle cache, which nobody else gets, or a new one."""
+    """Take the model's idle cache, or make a new one."""
     entry = kept(model)
     with _lock:
         cache, entry.idle = entry.idle or make(), None

@@ -11,7 +11,7 @@ class Prompt:
 
     Args:
         input_ids: `(batch, width)`.
-        attention_mask: likewise; `None`, or one of another shape, hides nothing.
+        attention_mask: `(batch, width)`; `None`, or one of another shape, hides nothing.
 
     Attributes:
         history: the ids of each row without those that the mask hides.

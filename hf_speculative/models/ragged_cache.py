@@ -218,7 +218,7 @@ class RaggedCache(Cache):
         return 0 if window is None else max(0, self.lowest + 1 - window)
 
     def reserve(self, num_rows: int, end: int, limit: int) -> None:
-        """Room for slots `[0, end)` of so many rows and for the spare one.
+        """Reserve slots `[0, end)` of `num_rows` rows, and the spare slot.
 
         As much as the request can use at most, `limit`, where that is not far; beyond, capacity doubles, so that growing costs
         O(1) a token.

@@ -99,11 +99,11 @@ class RecordingModel(RaggedModel):
 
 
 class StaticRecordingModel(RecordingModel, StaticModel):
-    """Likewise one of eager passes of static shape."""
+    """The same with eager passes of static shape."""
 
 
 class AheadRecordingModel(RecordingModel, AheadModel):
-    """Likewise one whose passes run from a file that was compiled ahead of time, and keep these states as well."""
+    """The same with passes that were compiled ahead of time, which keep these states as well."""
 
     def _caches(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         caches = super()._caches(inputs)
@@ -115,7 +115,7 @@ class AheadRecordingModel(RecordingModel, AheadModel):
 
 
 class RecordingUniversalModel(UniversalModel):
-    """Likewise a model with transformers' own cache, by the columns of the call, an image's among them.
+    """The same with transformers' own cache, by the columns of the call, an image's among them.
 
     A pass feeds every row its own tokens as far as it has any, and rows that are behind have the others fed again: what stands
     before a row's newest token is always that row's own.

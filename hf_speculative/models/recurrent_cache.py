@@ -165,7 +165,7 @@ class Recurrence:
         num_states: states that are kept: the last ones, a column each; columns of a row end in the last one.
         width, is_stepped, is_filler: of the pass under way: its columns, whether the state after each is kept, and which of
             them `(batch, columns)` leave the states as they are, if any.
-        num_kept: at most so many states are kept once it is over.
+        num_kept: the most states to keep after the pass.
     """
 
     is_filler: Tensor | None = None
@@ -175,14 +175,14 @@ class Recurrence:
         self.reset(0)
 
     def reset(self, num_rows: int) -> None:
-        """No row has read anything."""
+        """Begin with rows that have read nothing."""
         self.starts = self.ends = [0] * num_rows
         self.num_states = 1
         for layer in self.layers:
             layer.columns = {}
 
     def begin(self, seen: list[int], width: int, ahead: int, is_filler: Tensor | None) -> None:
-        """A pass begins over `width` columns, the last `ahead` of them draft tokens, of rows that have read `seen` tokens."""
+        """Begin a pass over `width` columns, the last `ahead` of them draft tokens; rows have read `seen` tokens."""
         if not self.layers:
             return
         if not any(seen):
@@ -197,11 +197,11 @@ class Recurrence:
             layer.begin_columns(self)
 
     def reads_before(self, seen: list[int], width: int, ahead: int) -> bool:
-        """A pass over draft tokens has much to read before them, after which no state would be kept column by column."""
+        """Whether a pass over draft tokens is split: no state is kept column by column while much before them is read."""
         return bool(self.layers) and ahead > 0 and width > ahead + (NARROW if any(seen) else 1)
 
     def finish(self, ends: list[int]) -> None:
-        """The pass is over, and rows have read so many tokens."""
+        """End the pass: rows have now read `ends` tokens."""
         if not self.layers:
             return
         for layer in self.layers:

@@ -49,7 +49,7 @@ def is_sharded(model: PreTrainedModel | None) -> bool:
 
 def has_sharded_weights(model: PreTrainedModel) -> bool:
     """FSDP2 has sharded weights, and they are not gathered at the moment."""
-    tensor = sys.modules.get("torch.distributed.tensor")  # whoever shards has imported it
+    tensor = sys.modules.get("torch.distributed.tensor")  # imported wherever a model is sharded
     return tensor is not None and is_sharded(model) and any(isinstance(w, tensor.DTensor) for w in parameters_of(model))
 
 

@@ -1,4 +1,4 @@
-"""A recurrence that is run column by column, and the states it leaves."""
+"""Run a recurrence column by column, and keep its last states."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ class Steps:
     Args:
         state: `(batch, ...)` before the first column; later, after the last one.
         is_filler: `(batch, columns)` bool of columns that leave the state as it is; `None`: none.
-        num_kept: so many of the last states are kept in `states`.
+        num_kept: the number of last states to keep in `states`.
 
     Attributes:
         heads: the states of heads that were run alone so far, if they are.
@@ -23,7 +23,7 @@ class Steps:
         self.num_columns = 0
 
     def advance(self, state: Tensor) -> Tensor:
-        """The next column makes `state` of the one before it; the state that there is after it."""
+        """Go on by a column whose state is `state`; returns the state after it, unchanged in rows of filler."""
         if self.is_filler is not None:
             state = unless(self.is_filler[:, self.num_columns], state, self.state)
         self.state, self.num_columns = state, self.num_columns + 1

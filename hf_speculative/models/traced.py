@@ -17,7 +17,7 @@ from .places import fed_places
 from .shallow import exchanged
 from .states import asked_for, joined
 
-#: columns a pass may have; longer prompts run eagerly: of so long a pass, Python is a small part
+#: the most columns of a pass; longer prompts run eagerly, where Python is a small part of the time
 MAX_COLUMNS = 512
 #: rows of the embeddings of a pass that is tried out
 NUM_SAMPLED = 100

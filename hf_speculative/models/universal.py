@@ -55,7 +55,7 @@ class UniversalModel(CachedModel):
         self.ids = self.inputs.input_ids.long().clone()
         self.rows = list(range(self.ids.shape[0]))
         self.covered = 0  # columns in the cache, all of them right for every running row
-        self.has_prompt = False  # from then on there is a rewinder, and a cache in it
+        self.has_prompt = False  # later: there is a rewinder, with a cache
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         """All rows are fed the same columns, from the shortest row's on to the longest one's; each takes its own logits."""

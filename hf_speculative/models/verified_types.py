@@ -43,7 +43,7 @@ def has_tested_modules(model: PreTrainedModel) -> bool:
 
 
 def _is_changed(module: nn.Module) -> bool:
-    """Something was put around this very object's `forward`, by somebody else than the packages of `TESTED_MODULES`."""
+    """Whether a package that is not in `TESTED_MODULES` wraps or hooks this object's `forward`."""
     put = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
     put += [vars(module)["forward"]] if "forward" in vars(module) else []
     packages = {f"{getattr(getattr(one, 'func', one), '__module__', '')}." for one in put}  # of a partial, its function

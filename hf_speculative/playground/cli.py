@@ -83,7 +83,7 @@ def playground(settings: Options) -> None:
         prompts += PROMPTS if is_embedded else built_in_prompts(speaks_chat(tokenizer) and not settings.raw)
         name = " and ".join(filter(None, [settings.model or "The embedded pair", settings.draft_model]))
         for _ in run(models, PageSettings(max_new_tokens=4, method=models.methods[0]), "a"):
-            pass  # what a first call sets up would be counted against whoever is first
+            pass  # set-up of a first call would count against the way that runs first
         first = PageSettings(repetition_penalty=PENALTY if is_embedded else 1.0)
         page = build(models, name, prompts, first, raw=settings.raw)
     warn_of_host(console, host)

@@ -43,9 +43,9 @@ def build(
     """The page.
 
     Args:
-        name: of the models, as its heading says it.
-        prompts: examples, the first of which stands there at first.
-        first: likewise the settings.
+        name: of the models, for the heading.
+        prompts: examples, the first of which is filled in.
+        first: the settings that are filled in.
         max_new_tokens: the most that can be asked for.
         raw: a prompt is no message at first, though there is a chat template.
     """

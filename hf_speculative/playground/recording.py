@@ -14,7 +14,7 @@ from ..interfaces import Rule, Sampler
 from ..schedules import Constant
 from ..types import Draft, Round, Verdict
 
-#: so many of the likeliest tokens are kept, by the target and by the draft
+#: how many of the likeliest tokens are kept, of the target and of the draft
 NUM_LIKELIEST = 5
 
 
@@ -119,7 +119,7 @@ class WatchedLength(Constant):
         self.scores: list[Tensor] = []
 
     def __deepcopy__(self, memo) -> "WatchedLength":
-        return self  # a call has a copy of its own, which would be watched by nobody
+        return self  # calls copy their schedule; the copy's scores would be lost
 
     def should_stop(self, scores: Tensor, tokens: Tensor) -> None:
         self.scores.append(scores)
@@ -132,7 +132,7 @@ class Recorder:
     Args:
         name: of the rule, as in `RULES`.
         rule: given to the call.
-        length: likewise, as its schedule, where the draft takes the likeliest tokens of a model.
+        length: given to the call as its schedule, where the draft takes the likeliest tokens of a model.
         is_greedy: the target takes its likeliest token.
     """
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Ended(BaseException):
-    """Nobody asks for another token. No `Exception`, so that nobody on its way takes it for an error."""
+    """No more tokens are wanted. Not an `Exception`, so that no handler on the way takes it for an error."""
 
 
 class Steps(BaseStreamer):

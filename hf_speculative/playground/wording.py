@@ -79,7 +79,7 @@ def _ratio(place: Place, token: int | None) -> str:
 
 
 def of_token(record: RoundRecord, index: int) -> str:
-    """A line about token `index` of a round, for whoever points at it."""
+    """A line about token `index` of a round: the tooltip."""
     p, q = record.chances_of(index)
     chances = [f"{who} {percent(chance, 1)}" for who, chance in (("target", p), ("draft", q)) if chance is not None]
     what = "drafted and kept" if index < record.num_from_draft else "the target's own"

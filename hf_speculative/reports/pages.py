@@ -40,7 +40,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 
 def write(path: Path, template: str, values: Mapping[str, Any]) -> None:
-    """Likewise, to a file."""
+    """Render a template to a file."""
     files.write(path, render(template, values))
 
 

@@ -46,7 +46,7 @@ class Memory:
             self.current = clone(self.after[position])
 
     def commit(self, num_tokens: int, path: Sequence[int]) -> None:
-        """So many positions on a path of draft tokens have become the row's own."""
+        """Accept the first `num_tokens` positions on a path of draft tokens."""
         if self.after:
             self.committed = self.after[path[num_tokens - 2] + 1 if num_tokens > 1 else 0]
             self.after = []

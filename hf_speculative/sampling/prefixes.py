@@ -77,7 +77,7 @@ class Prefixes:
 
     @property
     def longest(self) -> int:
-        """No prefix has more columns, likewise."""
+        """No prefix has more columns, as far as the host knows without asking."""
         last = self.first + self.num_positions - 1
         return max(self.batch.host_lengths) + (last if self.tree is None else min(last, self.tree.depth))
 

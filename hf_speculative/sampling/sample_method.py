@@ -6,9 +6,10 @@ neither has to be tried for it. A round's method is chosen before anything of it
 """
 
 DRAWN, LIKELIEST, CHOSEN = "probabilistic", "greedy", "auto"
-#: what a round counts less than the next
+#: decay of statistics a round
 FADING = 0.97
-#: the likeliest has to be better by so much: block verification keeps more drawn tokens than their chances say
+#: the least ratio by which the likeliest token has to be better: block verification keeps more drawn tokens than token-wise
+#: chances say
 MARGIN = 1.15
 
 

@@ -20,7 +20,7 @@ from .sample_method import CHOSEN, DRAWN, LIKELIEST, MeasuredChoice
 #: where the target takes a maximum, a draft's best token is that more often than its probability says: its scores count double
 #: (embedded pair, HumanEval, greedy, trees of 8 nodes: 2.6 tokens a pass without, 3.3 with, and 3.3 at four times)
 SHARPNESS = 2.0
-#: after so many rounds in a row of `Greedy.num_forbidden`, drafts are processed
+#: consecutive rounds of `Greedy.num_forbidden` after which drafts are processed
 MOST_FORBIDDEN = 3
 
 

@@ -112,7 +112,7 @@ def _picture_of(value, seen: dict[int, Any]) -> dict[str, Any]:
 
 
 def _refilled(own, new, done: dict[int, Any]) -> Any:
-    """`new` in the place of `own`: what can be filled anew is, for whoever holds it.
+    """Replace `own` by `new`, in place where possible, so that references to `own` see the new values.
 
     Args:
         done: what stands for a new object already, by its id; none stands for two.

@@ -1,8 +1,8 @@
 """transformers' logits processors that look at the prefix and remember nothing, for all rows and positions at once.
 
 transformers calls a processor with prefixes of one width; in a round they differ. Where the width alone counts, or the last
-tokens, its own code is called all the same, once for all; what looks further back is written anew. Either way scores are the
-same, bit for bit, and nothing is read from the device. They may be changed in place.
+tokens, its own code is called once for all positions; processors that look further back are reimplemented. Scores are the
+same bit for bit, may be changed in place, and nothing is read from the device.
 """
 
 import math

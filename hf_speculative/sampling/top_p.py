@@ -4,10 +4,10 @@ from torch import Tensor
 
 from ..hf_compat import logits_process as hf
 
-#: the likeliest tokens, among which the last one that is kept is looked for; then among so many times as many
+#: the number of likeliest tokens to search for the cut; where it lies beyond, MORE times as many are searched
 NUM_LIKELIEST, MORE = 256, 8
-#: sums of probabilities that are closer to top-p than this may be on its other side in transformers' own order of adding;
-#: its sums over 262,144 tokens are off by 8e-7
+#: sums this close to top-p may fall on its other side in transformers' order of summation, whose error over 262,144 tokens
+#: is 8e-7
 MARGIN = 5e-6
 
 

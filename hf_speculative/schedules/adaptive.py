@@ -18,13 +18,13 @@ from ..types import Batch, Costs, Round
 from .best_nodes import MARGIN, BestNodes
 from .evidence import PRIOR_RATE, Evidence, expected_tokens
 
-#: what drafts may lose against plain decoding: this share of a call's plain steps, and up to so many of what they have saved
+#: what drafts may lose against plain decoding: a share of the call's plain steps, and at most MOST_CREDIT steps they saved
 SHARE, MOST_CREDIT = 0.02, 8.0
-#: where a chain breaks, a tree is taken to know the token all the same in this share of cases, until one was tried
+#: until a tree was tried: the share of a chain's rejected tokens that a tree is assumed to have
 RESCUED = 0.5
-#: rounds of the one kind after which the other is taken to be as good as it can be
+#: rounds of one kind (chain, tree) after which the other kind is tried again
 PATIENCE = 32
-#: nodes that are expected of a tree before there was one, and what a tree leaves of that
+#: expected nodes of the first tree, and the decay of that estimate a tree
 FIRST_NODES, MEMORY = 8.0, 0.9
 
 
@@ -111,8 +111,8 @@ class Adaptive(Schedule):
         """Whether drafts of which `most` tokens can be kept pay in what is left of the call, or there is credit for one.
 
         Args:
-            speed: of rounds that take so many plain `steps`.
-            first: plain steps that the next one takes besides.
+            speed: of rounds, over plain decoding; each takes `steps` plain steps.
+            first: plain steps that the next round takes in addition.
         """
         left = max(batch.max_length - done for done in batch.host_lengths)
         if left * (1 - MARGIN / speed) > first:  # even ones lose: what is known of costs and acceptance is uncertain
@@ -130,7 +130,7 @@ class Adaptive(Schedule):
         return False
 
     def _refresh(self, batch: Batch) -> None:
-        """What chains and trees are not known to do follows from the other kind; one not used of late is tried again."""
+        """Estimate a kind without evidence from the other one, and retry a kind that PATIENCE rounds did not use."""
         if self.rounds_since_chain == PATIENCE:
             self.chains, self.rounds_since_chain = Evidence(self.max_tokens, self.trees.all_rows.rate()), 0
         if self.rounds_since_tree == PATIENCE or (self.trees.is_assumed and not self.chains.is_assumed):

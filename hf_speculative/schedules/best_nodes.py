@@ -6,17 +6,17 @@ from functools import partial
 from ..interfaces import Schedule
 from ..types import Batch, Costs, Round
 
-#: a round has to promise so many times the tokens per second of a plain step
+#: the least expected speedup of a round over a plain step
 MARGIN = 1.05
 #: told where nothing is drafted
 NOTHING_PAYS = f"the likeliest tokens promise less than {MARGIN} times the tokens a second of a plain step"
-#: what was kept is held against what was promised, beside a first promise of so many tokens that was kept; old rounds fade
+#: weight, in tokens, of the prior that expected tokens are kept; decay of kept and expected tokens a round
 TRUST_WEIGHT, MEMORY = 4.0, 0.97
-#: what a round without a draft forgets of the difference: a text may become predictable
+#: the share of the difference that a round without a draft forgets: a text may become predictable
 FORGIVENESS = 0.01
-#: nodes that are looked at where none paid in the last round, and how many times as many as were proposed else
+#: nodes to consider after a round in which none paid; else a multiple of those proposed last
 FEW, MORE = 2, 4
-#: rounds without a node that pays after which every second one is looked at, and so on, up to every MOST_REST-th
+#: after each PATIENCE rounds in which no node paid, one round fewer is examined: every second, third, MOST_REST-th
 PATIENCE, MOST_REST = 8, 4
 
 
@@ -62,7 +62,7 @@ class BestNodes(Schedule):
         return 0
 
     def best(self, chances: list[list[float]], passes: int = 0) -> list[int]:
-        """The number of nodes of each row, whose levels took so many passes."""
+        """The number of nodes to verify in each row; `passes` of the draft made them."""
         num_rows, trust = len(chances), min(1.0, self.kept / self.promised)
         costs = self.costs(num_rows)
         best, best_speed, tokens = 0, max(MARGIN / (1 + (costs.draft + costs.level) * passes), self.to_beat), 1.0

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
-#: before the first draft token this share is taken to be kept, as if seen in so many of them
+#: the prior acceptance rate, and its weight in draft tokens
 PRIOR_RATE, PRIOR_WEIGHT = 0.7, 4.0
-#: what a round leaves of the evidence before it; what an earlier call has seen counts as so many tokens at most
+#: decay of evidence a round; the most draft tokens that evidence of earlier calls counts as
 MEMORY, START_WEIGHT = 0.96, 8.0
-#: a position counts as if so many tokens of it had been seen at its row's rate, a row likewise at the rate of all rows
+#: weights, in draft tokens, of the row's rate as the prior of a position, and of the rate of all rows as that of a row
 POSITION_WEIGHT, ROW_WEIGHT = 8.0, 16.0
 
 

@@ -7,17 +7,17 @@ from ..types import Batch, Costs, Round
 from .best_nodes import BestNodes
 from .wrapped import WrappedSchedule
 
-#: tokens that a drafting round is taken to bring before any was seen, and what a round leaves of that
+#: expected tokens of the first drafting round, and the decay of that estimate a round
 FIRST_TOKENS, MEMORY = 2.5, 0.9
-#: what a round without a draft of the model leaves of the difference to that
+#: the share of the difference to FIRST_TOKENS that a round without a model's draft forgets
 FORGIVENESS = 0.01
 
 
 class HybridSchedule(WrappedSchedule):
     """Another schedule's drafts, in rounds in which guesses promise less.
 
-    A guess comes with its chance to be right. A draft's is learned: `Schedule.speed` says what the other schedule expects of
-    the next one; where it knows nothing of time, that is what drafts brought of late, over what such a round costs.
+    Each guess has a probability to be right. The value of a draft is `Schedule.speed` of the other schedule; where that knows
+    no times, it is a moving average of the tokens per drafting round, over the cost of such a round.
 
     Args:
         schedule: of the drafts.

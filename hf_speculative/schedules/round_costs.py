@@ -10,17 +10,17 @@ import numpy as np
 
 from ..types import Costs
 
-#: a round's time may be off by this share, and costs move by this share of their first uncertainty each round
+#: relative standard deviation of a round's time, and drift of costs a round as a share of their first variance
 NOISE, DRIFT = 0.15, 1e-3
-#: of the first round of a width in a process, which takes longer than it ever will again
+#: the same deviation for the first round of a width in a process, which includes warming up
 FIRST_NOISE = 0.6
-#: of what a round took otherwise than expected, the part that is put down to the machine, if costs are certain
+#: the part of a round's deviation that is attributed to the machine's speed once costs are certain
 OF_MACHINE, OF_MACHINE_IF_PLAIN = 0.1, 0.5
-#: a time counts as no further from what was expected than by this factor
+#: times are clipped to within this factor of the expected time
 OUTLIER = 2.0
 #: rounds with drafts after which costs are settled
 SETTLED = 32
-#: a level of a tree is taken to cost so many passes of a chain besides, as long as none was timed
+#: the assumed extra cost of a tree level, in passes of a chain, until one was timed
 LEVEL = 0.5
 
 
@@ -28,8 +28,8 @@ class RoundCosts:
     """Costs of one kind of call, by the number of rows, rounded up to a power of two.
 
     Args:
-        draft: plain steps of a pass of the draft, as long as none was timed.
-        verify: those of verifying one more token in each of so many rows, likewise.
+        draft: the assumed cost of a draft pass in plain steps, until one was timed.
+        verify: the assumed cost of verifying one more token in each of a number of rows, until it was timed.
     """
 
     def __init__(self, draft: float, verify: Callable[[int], float]):
@@ -50,8 +50,7 @@ class RoundCosts:
         return lambda num_rows: settled.get(_rounded(num_rows)) or self._assumed(_rounded(num_rows))
 
     def see(self, num_rows: int, passes: int, nodes: int, seconds: float, levels: int = 0) -> None:
-        """A round took so long that had so many passes of the draft and verified so many nodes, of so many levels, in its
-        widest row."""
+        """Learn from a round: `passes` of the draft, and `nodes` of `levels` levels verified in its widest row."""
         self._fit(num_rows).see(passes, nodes, seconds, levels)
 
     def _assumed(self, size: int) -> Costs:

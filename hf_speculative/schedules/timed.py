@@ -8,7 +8,7 @@ from ..types import Batch, Costs, Round
 from .round_costs import RoundCosts
 from .wrapped import WrappedSchedule
 
-#: one round in so many is a plain one, which others are compared with, and it is not the first; none in calls for fewer tokens
+#: round FIRST and every EVERY-th after it is plain, for comparison, in calls for LONG_CALL new tokens or more
 EVERY, FIRST, LONG_CALL = 64, 2, 32
 
 

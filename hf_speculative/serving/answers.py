@@ -1,4 +1,4 @@
-"""Bodies of answers in OpenAI's form: whole, or as chunks of a stream."""
+"""Bodies of answers in OpenAI's format: whole, or chunks of a stream."""
 
 import json
 import time
@@ -14,7 +14,7 @@ from .logprobs import Logprob
 from .protocol import Sampling
 from .replies import Event, Part, Reply
 
-#: counts of drafts that answers tell of, in vLLM's names
+#: statistics of drafts in answers, under vLLM's names
 COUNTS = (
     "num_spec_steps",
     "num_draft_tokens",
@@ -31,7 +31,7 @@ def sse(body: Any) -> str:
 
 
 def usage_of(replies: Sequence[Reply], prompt: str = "prompt", answer: str = "completion") -> dict[str, Any]:
-    """Tokens of prompts and answers; draft tokens go under OpenAI's name for predicted ones."""
+    """The `usage` of an answer; draft tokens are counted as OpenAI's predicted tokens."""
     prompts = {id(reply.prompt): reply for reply in replies}.values()  # `n` answers to one prompt
     num_prompt, num_new = sum(len(one.prompt) for one in prompts), sum(len(one.tokens) for one in replies)
     counts = [reply.run.statistics for reply in replies]
@@ -53,7 +53,7 @@ def usage_of(replies: Sequence[Reply], prompt: str = "prompt", answer: str = "co
 
 
 def metrics_of(replies: Sequence[Reply]) -> dict[str, Any]:
-    """Counts of drafts, where an engine has kept them."""
+    """Statistics of drafts, where an engine counted them."""
     counts = RowStatistics()
     for reply in replies:
         counts += reply.run.statistics
@@ -64,7 +64,7 @@ def metrics_of(replies: Sequence[Reply]) -> dict[str, Any]:
 
 
 class Answer:
-    """`/v1/chat/completions`: an answer, or its stream.
+    """The answer of `/v1/chat/completions`, whole or as a stream.
 
     Args:
         body: the request.
@@ -131,7 +131,7 @@ class Answer:
         )
 
     def chunks(self, event: Event, replies: Sequence[Reply], is_last: bool) -> Iterator[str]:
-        """What an event of a stream brings; `is_last`: of the last reply."""
+        """The chunks of an event; `is_last`: it ends the last reply."""
         reply = event.reply
         yield from (self._chunk([choice]) for choice in self._deltas(reply, event.parts, event.logprobs))
         if event.is_end:
@@ -184,7 +184,7 @@ class TextAnswer(Answer):
         self.num_characters: dict[int, int] = {}
 
     def _echoed(self, reply: Reply) -> tuple[str, list[Logprob]]:
-        """The prompt, where it is asked for; its first token has no log-probability."""
+        """The prompt, if the request wants an echo; its first token has no log-probability."""
         if not self.body.echo:
             return "", []
         first = Logprob(reply.prompt[0], float("nan"), [])
@@ -228,7 +228,7 @@ class TextAnswer(Answer):
         top: list[Any] = []
         for one in logprobs:
             top.append({})
-            for token, value in [*one.top, (one.token, one.logprob)]:  # of two that look alike, the likelier one
+            for token, value in [*one.top, (one.token, one.logprob)]:  # of tokens with the same text, the likelier one
                 text = self.token_text(token)
                 top[-1][text] = max(value, top[-1].get(text, value))
         values: list[Any] = [one.logprob for one in logprobs]

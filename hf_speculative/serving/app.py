@@ -1,4 +1,4 @@
-"""The web application: OpenAI's endpoints, on FastAPI."""
+"""The web application with OpenAI's endpoints, on FastAPI."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ ENDPOINTS: dict[str, tuple[type[Sampling], type]] = {
     "/v1/completions": (Completion, TextAnswer),
     "/v1/responses": (Responses, ResponseAnswer),
 }
-#: requests under way where no engine says how many may wait
+#: the most requests under way without an engine
 MAX_REQUESTS = 1024
 
 
@@ -42,17 +42,17 @@ def build_app(
     allow_origins: Sequence[str] = (),
     max_tokens: int | None = None,
 ) -> FastAPI:
-    """The application.
+    """Build the application.
 
     Args:
         model: the target, with its drafts attached.
         processor: its tokenizer or processor.
-        name: what clients call it.
-        engine: what runs the requests; `None` for a model that no engine takes: one request at a time then.
-        max_body: bytes of a request's body at most.
-        api_key: that requests have to show; `None`: none.
-        allow_origins: web pages that may ask from a browser (CORS), `"*"` for all.
-        max_tokens: of an answer, at most; `None`: as many as fit.
+        name: the model's name for clients.
+        engine: runs the requests; `None` for a model that no engine takes: requests then run one at a time.
+        max_body: the most bytes of a request's body.
+        api_key: the key that requests need; `None`: no key.
+        allow_origins: origins of web pages that may send requests (CORS), `"*"` for all.
+        max_tokens: the most tokens of an answer; `None`: as many as fit.
     """
     served = Served(model, processor, name, engine, max_tokens)
 

@@ -69,7 +69,7 @@ def chat(settings: Options, drafting: dict[str, Any]) -> None:
 
 
 def talk(console: Console, conversation: Conversation, shows_drafts: bool) -> None:
-    """Lines in, replies out, until there are no more lines."""
+    """Read lines and print replies, until the input ends."""
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "").strip()
@@ -87,12 +87,12 @@ def talk(console: Console, conversation: Conversation, shows_drafts: bool) -> No
         elif line:
             try:
                 say(console, conversation, line, shows_drafts)
-            except (ValueError, TypeError, OSError, RuntimeError) as error:  # the conversation goes on
+            except (ValueError, TypeError, OSError, RuntimeError) as error:  # keep the conversation
                 console.print(str(error), style="red", markup=False)
 
 
 def say(console: Console, conversation: Conversation, line: str, shows_drafts: bool) -> None:
-    """One reply as it comes, and a line about it; Ctrl-C ends it."""
+    """Print a reply as it comes, and its status; Ctrl-C ends it."""
     with closing(conversation.reply(line)) as pieces:
         try:
             for piece, is_from_draft in pieces:

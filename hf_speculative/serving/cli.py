@@ -23,7 +23,7 @@ from ..command.interrupts import ends_at_once
 from ..command.settings import setting, with_settings
 from ..command.terminal import quiet_transformers, warn_of_host
 
-#: what answers that run get to end in, after a signal to stop
+#: time for running answers to end after a signal to stop
 GRACE_SECONDS = 20
 
 

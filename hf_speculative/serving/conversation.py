@@ -1,4 +1,4 @@
-"""A conversation with a model: messages, and replies as they are generated."""
+"""A conversation with a model, with streamed replies."""
 
 import time
 from collections.abc import Generator
@@ -17,17 +17,17 @@ from ..tokenizers.pieces import Pieces
 
 
 class Conversation:
-    """Turns of a user and a model.
+    """A conversation of a user and a model.
 
     Args:
         model: the target.
-        tokenizer: of the target; without a chat template, a reply goes on with the text so far.
-        options: keywords of `generate`, among them what asks for drafts.
-        seed: of each reply; `None`: none.
-        system: the system's message, where there is a chat template.
+        tokenizer: of the target; without a chat template, a reply continues the text so far.
+        options: keywords of `generate`, those about drafts included.
+        seed: of each reply; `None`: unseeded.
+        system: the system message, where there is a chat template.
 
     Attributes:
-        statistics: counts of the last reply, and `seconds` it took.
+        statistics: counts of the last reply, which took `seconds`.
     """
 
     def __init__(
@@ -43,16 +43,16 @@ class Conversation:
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Begin a new conversation."""
         self.messages: list[dict[str, str]] = []
         if self.system and speaks_chat(self.tokenizer):
             self.messages.append({"role": "system", "content": self.system})
         self.statistics, self.seconds = Statistics(), 0.0
 
     def reply(self, text: str) -> Generator[tuple[str, bool], None, None]:
-        """What the model says to `text`: pieces as they come, each with whether the draft had guessed it.
+        """Stream the reply to `text`: pieces, each with whether it was a draft token.
 
-        Closing it early keeps what was said.
+        Closing it early keeps the reply so far.
         """
         self.messages.append({"role": "user", "content": text})
         said: list[str] = []
@@ -64,7 +64,7 @@ class Conversation:
         finally:
             if said:
                 self.messages.append({"role": "assistant", "content": "".join(said)})
-            else:  # as if it had not been asked
+            else:  # forget the question
                 self.messages.pop()
 
     def _pieces(self) -> Generator[tuple[str, bool], None, None]:
@@ -86,7 +86,7 @@ class Conversation:
 
     @property
     def status(self) -> str:
-        """One line about the last reply."""
+        """Speed and acceptance of the last reply, in one line."""
         stats = self.statistics
         if not stats.num_new_tokens:
             return "nothing said yet"

@@ -1,7 +1,7 @@
-"""One loop for all requests: they are admitted as they come, and each leaves when it is done.
+"""Run all requests in one loop by continuous batching (Yu et al. 2022, Orca, section 4.1) of speculative rounds.
 
-Continuous batching (Yu et al. 2022, Orca, section 4.1) of speculative rounds. The loop itself is `speculate`, which hands the
-lane of a row that is done to the next one; between rounds, lanes are added while requests wait.
+The loop is `speculate`, which gives the lane of a finished row to a waiting request. Between rounds, lanes are added while
+requests wait.
 """
 
 import threading
@@ -34,12 +34,12 @@ from .parked import Parked
 from .requests import Request, prepare_request
 from .rows import PerRequestRoom, PerRequestSamplers, PerRequestStopping, PerRequestTrees, Rows, Running
 
-#: where nothing says how long a text may get
+#: where neither the model nor the server has a limit
 DEFAULT_MAX_LENGTH = 2**15
 
 
 class QueueFull(RuntimeError):
-    """More requests wait than may."""
+    """Too many requests wait."""
 
 
 class Closed(RuntimeError):
@@ -47,21 +47,21 @@ class Closed(RuntimeError):
 
 
 class Engine:
-    """Runs requests of one model, each with its own settings, in one batch and on a thread of its own.
+    """Run requests of one model, each with its own settings, in one batch on a thread of its own.
 
     Args:
         model: the target, attached or not.
-        max_lanes: rows that run together at most; further requests wait, first come first served.
-        max_waiting: requests that may wait.
+        max_lanes: the most rows that run together; further requests wait in order.
+        max_waiting: the most requests that wait.
         tokenizer: for stop strings.
-        max_length: tokens that prompt and answer may have together; the model's own limit by default.
-        **kwargs: what `generate` takes to ask for drafts; what is attached to the model counts as well. Without any, requests
-            are decoded plainly, together all the same.
+        max_length: the most tokens of prompt and answer together. Default: the model's limit.
+        **kwargs: options of drafts as in `generate`; attached ones count as well. Without any, requests
+            are decoded plainly, in one batch as well.
 
     Attributes:
-        statistics: counts of all requests so far.
-        num_prompt_tokens: tokens of the prompts that were taken; of these, `num_cached_tokens` had not to be read again.
-        ended: how requests ended: "stop", "length", "error" or "abort".
+        statistics: counts over all requests so far.
+        num_prompt_tokens: tokens of all prompts so far; `num_cached_tokens` of them were cached.
+        ended: the number of requests by how they ended: "stop", "length", "error" or "abort".
 
     Raises:
         ValueError: the model has no ragged cache, or drafts do not fit it.
@@ -115,7 +115,7 @@ class Engine:
         return options
 
     def _check_drafts(self) -> None:
-        """Whatever can be said against drafts for any request is said now, not to every request."""
+        """Refuse drafts that fit no request now, rather than in every request."""
         ids = torch.zeros(1, 1, dtype=torch.long, device=device_of(self.model))
         inputs = Inputs(ids, GenerationConfig(max_length=2), {"attention_mask": torch.ones_like(ids)})
         target, drafter = target_and_drafter(self.options, self.model, inputs, ids)
@@ -149,19 +149,19 @@ class Engine:
         num_top: int | None = None,
         **settings,
     ) -> Request:
-        """Take a request; returns at once.
+        """Submit a request; returns at once.
 
         Args:
             prompt: its ids.
             receive: called with new tokens, on the engine's thread.
             finish: called once, with `None` or the error that ended the request, on the engine's thread.
-            seed: of a sampled answer: the tokens are those of `torch.manual_seed(seed)` and plain `generate` on it alone.
-            num_top: keep log-probabilities of the new tokens and of so many likeliest ones, in `Request.logprobs`.
+            seed: of a sampled answer, whose tokens are those of `torch.manual_seed(seed)` and plain `generate` alone.
+            num_top: keep log-probabilities of the new tokens and of the `num_top` likeliest ones, in `Request.logprobs`.
             **settings: keywords of `generate` for this request alone, `generation_config` among them.
 
         Raises:
-            ValueError, TypeError: what a call of `generate` would refuse.
-            QueueFull, Closed: it cannot be taken.
+            ValueError, TypeError: a call of `generate` would refuse it.
+            QueueFull, Closed: too many requests wait, or the engine is closed.
         """
         settings = {"pad_token_id": self.pad} | settings if "generation_config" not in settings else settings
         request = prepare_request(self.model, self.options, prompt, settings, seed, receive, finish, self.max_length)
@@ -169,7 +169,7 @@ class Engine:
         with self._changed:
             if self._is_closed:
                 raise Closed("the server is shutting down")
-            free = max(0, self.max_lanes - len(self._running))  # those that take them do not wait
+            free = max(0, self.max_lanes - len(self._running))  # requests for free lanes do not wait
             if len(self._waiting) >= self.max_waiting + free:
                 raise QueueFull(f"{len(self._waiting)} requests wait already: try again later")
             self._waiting.append(request)
@@ -177,7 +177,7 @@ class Engine:
         return request
 
     def call(self, function: Callable[[], Any]) -> Future:
-        """Run a function on the engine's thread, between two rounds, where nothing else uses the model."""
+        """Run a function on the engine's thread between two rounds, while nothing else uses the model."""
         job: Future = Future()
         with self._changed:
             if self._is_closed:
@@ -200,7 +200,7 @@ class Engine:
             job.set_exception(error)
 
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
-        """Take no more requests, and end those there are: as they would end, or at once."""
+        """Take no more requests; `drain`: let running and waiting ones end, else cancel them."""
         with self._changed:
             self._is_closed = True
             if not drain:
@@ -210,7 +210,7 @@ class Engine:
         self._thread.join(timeout)
 
     def _serve(self) -> None:
-        """The engine's thread: a call of the loop for as long as there are requests, then sleep."""
+        """The engine's thread: run the loop while there are requests, else sleep."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._jobs or self._is_closed)
@@ -218,7 +218,7 @@ class Engine:
                     return
             self._run_a_job()
             first = self._take(self.max_lanes)
-            if not first:  # all of them were cancelled
+            if not first:  # all were cancelled
                 continue
             try:
                 with torch.no_grad(), modes_of_a_call(self.model, self.options.source.draft_model):
@@ -228,7 +228,7 @@ class Engine:
                     self._end(row, error)
 
     def _take(self, num_rows: int) -> Running:
-        """Up to so many requests that wait, now running."""
+        """Start up to `num_rows` waiting requests."""
         taken: Running = {}
         with self._changed:
             while self._waiting and len(taken) < num_rows:
@@ -243,7 +243,7 @@ class Engine:
         return taken
 
     def _run(self, first: Running) -> None:
-        """The loop, until no request is left."""
+        """Run the loop until no request is left."""
         model, running = self.model, self._running
         request = next(iter(first.values()))
         target, drafter = target_and_drafter(self.options, model, request.inputs, request.inputs.input_ids)
@@ -276,14 +276,14 @@ class Engine:
             drafter.release()
 
     def _add_lanes(self, batch: Batch, target: CachedModel, drafter: Drafter) -> None:
-        """Requests that wait get lanes of their own, as long as there may be more."""
+        """Add lanes for waiting requests, up to `max_lanes`."""
         num_lanes = len(batch.rows)
         newcomers = batch.newcomers(self.max_lanes - num_lanes) if num_lanes else None
         if newcomers is None:
             return
         lanes = list(range(num_lanes, num_lanes + len(newcomers.rows)))
         for part in (batch, target, drafter):
-            part.select([*range(num_lanes), *[0] * len(lanes)])  # copies, which the newcomers replace
+            part.select([*range(num_lanes), *[0] * len(lanes)])  # the newcomers replace the copies of lane 0
             part.admit(newcomers, lanes)
 
     def _park(self, batch: Batch, target: CachedModel) -> None:
@@ -316,7 +316,7 @@ class Engine:
     def _tell(request: Request, tokens: list[int]) -> None:
         try:
             request.receive(tokens)
-        except Exception as error:  # its row ends with the next round
+        except Exception as error:  # the row ends with the next round
             request.error = error
 
     def _end(self, row: int, error: BaseException | None) -> None:
@@ -326,5 +326,5 @@ class Engine:
         self.ended["error" if error else "abort" if request.is_cancelled else "length" if is_full else "stop"] += 1
         try:
             request.finish(error)
-        except Exception:  # whoever waits is gone
+        except Exception:  # the client is gone
             request.cancel()

@@ -120,4 +120,4 @@ class Guard:
             await self.app(scope, replayed, send)
         finally:
             watcher.cancel()
-            client.leave()  # whatever still runs has nobody to read it
+            client.leave()  # cancels what still runs for it

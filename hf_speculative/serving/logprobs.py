@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens under the model as it is, before temperature and all other processors."""
+"""Log-probabilities of tokens by the model itself, before temperature and all other processors."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,12 +9,12 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ..models import device_of
 
-#: positions of a prompt that one pass reads
+#: positions of a prompt in one pass
 CHUNK = 256
 
 
 class Logprob(NamedTuple):
-    """Of one token: its log-probability, and the likeliest tokens in its place with theirs."""
+    """The log-probability of a token, and the likeliest tokens at its position with theirs."""
 
     token: int
     logprob: float
@@ -22,7 +22,7 @@ class Logprob(NamedTuple):
 
 
 def logprobs_of(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[Logprob]:
-    """Of `tokens`, each in the place that a row of `logits (n, vocab)` is for."""
+    """Log-probabilities of `tokens`, one for each row of `logits (n, vocab)`."""
     scores = logits.float().log_softmax(-1)
     own = scores.gather(1, torch.tensor([tokens], device=scores.device).T)[:, 0].tolist()
     values, ids = scores.topk(num_top, -1)
@@ -32,7 +32,7 @@ def logprobs_of(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[Log
 
 @torch.no_grad()
 def logprobs_of_prompt(model: PreTrainedModel, prompt: Sequence[int], num_top: int) -> list[Logprob]:
-    """Of a prompt's tokens but the first, which nothing comes before. Memory is bounded by `CHUNK` positions."""
+    """Log-probabilities of a prompt's tokens except the first. Logits of at most `CHUNK` positions are in memory."""
     ids = torch.tensor([list(prompt)], device=device_of(model))
     cache, found = DynamicCache(config=model.config), []
     for start in range(0, len(prompt) - 1, CHUNK):

@@ -10,7 +10,7 @@ from .engine import Engine
 
 
 class EngineMetrics(Collector):
-    """What an engine has counted, read when it is asked for.
+    """Counts of an engine, read at each scrape.
 
     Args:
         name: of the model, a label of all metrics.

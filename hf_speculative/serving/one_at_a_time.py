@@ -1,4 +1,4 @@
-"""Requests that no engine takes: calls of `model.generate`, one at a time, on a thread of their own."""
+"""Run requests that no engine takes: calls of `model.generate`, one at a time, on a thread of their own."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,16 +14,16 @@ from .logprobs import Logprob
 from .prompts import Prompt
 from .protocol import BadRequest
 
-#: calls that may wait
+#: the most calls that wait
 MOST_WAITING = 1024
 
 
 class Cancelled(Exception):
-    """Nobody waits for the call."""
+    """The client of the call is gone."""
 
 
 class Call:
-    """A call of `generate`, and the streamer that it tells of its tokens."""
+    """A call of `generate`, and its streamer."""
 
     def __init__(self, receive: Callable[[list[int]], None]):
         self.receive = receive
@@ -39,14 +39,14 @@ class Call:
             raise Cancelled
         if self.has_prompt:
             self.receive(tokens.flatten().tolist())
-        self.has_prompt = True  # which comes first
+        self.has_prompt = True  # a streamer gets the prompt first
 
     def end(self) -> None:
         pass
 
 
 class OneAtATime:
-    """Calls of one model, first come first served."""
+    """Calls of one model, in order."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
         self.model, self.tokenizer = model, tokenizer
@@ -62,7 +62,7 @@ class OneAtATime:
 
     @staticmethod
     def nothing() -> Call:
-        """A call that makes no tokens."""
+        """A call without tokens."""
         return Call(lambda tokens: None)
 
     def call(self, function: Callable[[], Any]) -> Future:
@@ -86,7 +86,7 @@ class OneAtATime:
         seed: int | None,
         **settings,
     ) -> Call:
-        """As `Engine.submit`, for a prompt of any kind; a seed is set for the call."""
+        """As `Engine.submit`, for prompts of any kind; the seed is set for the call."""
         call, device = Call(receive), device_of(self.model)
         ids = torch.tensor([prompt.ids], device=device)
         inputs = prompt.inputs or {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -1,4 +1,4 @@
-"""What stays cached while nothing runs: the texts that ended last, for a prompt that goes on from one of them."""
+"""Keep the cache of the texts that ended last while no request runs, for prompts that continue one of them."""
 
 from torch import nn
 
@@ -10,10 +10,10 @@ from .rows import Running, share_prefixes
 
 
 class Parked:
-    """A copy of what the target has cached of the last rows, such as the turns of a conversation so far.
+    """A copy of the target's cache of the last rows, such as the turns of a conversation so far.
 
     Args:
-        batch: the rows, which are done; the target has read all of them but their newest tokens.
+        batch: the finished rows; the target has read all but their newest tokens.
     """
 
     def __init__(self, batch: Batch, target: CachedModel, model: nn.Module):
@@ -25,14 +25,14 @@ class Parked:
         self.target.share(target, rows)
 
     def give(self, batch: Batch, requests: Running, target: CachedModel, model: nn.Module) -> None:
-        """Rows of `batch`, of which nothing was read yet, begin with what they share with a parked one."""
+        """Let unread rows of `batch` begin with the prefix that they share with a parked row."""
         if weights_of(model) == self.weights:
             share_prefixes(self.texts, batch, requests)
             target.share(self.target, batch)
 
 
 def weights_of(model: nn.Module) -> tuple:
-    """Changes when a weight does: where each lies, how often it was written to, and which of PEFT's adapters are on."""
+    """A value that changes when a weight does: addresses, versions, and active PEFT adapters."""
     written = [(p.data_ptr(), version_of(p)) for p in parameters_of(model)]
     layers = [vars(module) for module in model.modules() if ACTIVE_ADAPTER in vars(module)]
     return written, [(str(layer[ACTIVE_ADAPTER]), layer.get(DISABLE_ADAPTERS)) for layer in layers]

@@ -1,13 +1,13 @@
-"""Connections whose request does not arrive: uvicorn waits for its headers for ever."""
+"""Close connections whose request headers do not arrive; uvicorn waits for them for ever."""
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-#: in which the headers of a request have to be there, once its first byte, or the connection, is
+#: time for the headers of a request, from its first byte or the connection
 HEADER_SECONDS = 10.0
 
 
 class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's HTTP, which hangs up on a client that does not finish its headers."""
+    """uvicorn's HTTP protocol with a time limit for headers."""
 
     def connection_made(self, transport) -> None:
         super().connection_made(transport)
@@ -27,7 +27,7 @@ class PatientProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().connection_lost(exc)
 
     def _is_idle(self) -> bool:
-        """No request is being answered, nor is its body being read."""
+        """Whether no request is being read or answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def _hang_up(self) -> None:

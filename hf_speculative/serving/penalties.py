@@ -6,7 +6,7 @@ from transformers import LogitsProcessor
 
 
 class Penalties(LogitsProcessor):
-    """Lowers logits of tokens that the answer holds: `frequency` for each time, and `presence` once.
+    """Lower the logits of tokens in the answer: by `frequency` for each occurrence, and by `presence` once.
 
     As in OpenAI's API, the prompt's tokens do not count.
     """

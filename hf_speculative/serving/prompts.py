@@ -1,4 +1,4 @@
-"""Prompts: ids of texts and of messages, and what a processor makes of images and sounds."""
+"""Make prompts of texts and messages, and of images and sounds by a processor."""
 
 import copy
 import inspect
@@ -11,30 +11,30 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from .protocol import BadRequest, Message
 
-#: parts of a message that any model reads
+#: types of text parts of a message
 TEXT_PARTS = ("text", "input_text", "output_text")
-#: where images and sounds may come from: no files of this machine
+#: addresses of images and sounds; files of this machine are refused
 SOURCES = ("data:", "http://", "https://")
-#: what an engine takes; anything else is for `model.generate`
+#: inputs that an engine takes; others go to `model.generate`
 OF_TEXTS = {"input_ids", "attention_mask", "token_type_ids"}
-#: what no client may say: parameters of `apply_chat_template`, and what it hands on itself
+#: keywords that clients may not set: parameters of `apply_chat_template`, and those it passes on itself
 OWN = {"messages", "conversations", "generation_indices"}.union(
     *(inspect.signature(kind.apply_chat_template).parameters for kind in (PreTrainedTokenizerBase, ProcessorMixin))
 )
 
 
 class Prompt(NamedTuple):
-    """Ids of a prompt; `inputs` holds all keywords of `generate` if there is more to it than text."""
+    """Ids of a prompt; `inputs` has all inputs of `generate` where it is more than text."""
 
     ids: list[int]
     inputs: dict[str, Any] | None = None
 
 
 def variables_of(found: dict[str, Any] | None, processor) -> dict[str, Any]:
-    """Variables of a template that a client gives.
+    """Check a client's variables of the chat template.
 
     Raises:
-        BadRequest: one of them is no variable, but a parameter of what fills the template in.
+        BadRequest: one is a parameter of the function that renders the template.
     """
     found = found or {}
     own = OWN.union(inspect.signature(processor.__call__).parameters)
@@ -42,16 +42,16 @@ def variables_of(found: dict[str, Any] | None, processor) -> dict[str, Any]:
         raise BadRequest(f"`chat_template_kwargs` holds {wrong[0]!r}: leave it out.", "chat_template_kwargs")
     if isinstance(processor, PreTrainedTokenizerBase):
         return dict(found)
-    # A processor takes for its own what the template does not know.
+    # A processor would take variables that are not in the template as its own parameters.
     template = str(processor.chat_template)
     return {name: value for name, value in found.items() if re.search(rf"\b{re.escape(name)}\b", template)}
 
 
 def of_messages(messages: list[Message], processor, tools: list[dict] | None, **keywords) -> Prompt:
-    """What the chat template makes of messages.
+    """Render messages by the chat template.
 
     Raises:
-        BadRequest: there is no template, it cannot be filled in, or a part is of a kind that the model does not read.
+        BadRequest: there is no template, it fails, or the model does not read a part's type.
     """
     if not getattr(processor, "chat_template", None):
         raise BadRequest("this model has no chat template for messages: ask for the completion of a text.")
@@ -62,7 +62,7 @@ def of_messages(messages: list[Message], processor, tools: list[dict] | None, **
         inputs = processor.apply_chat_template(
             turns, tools=tools, tokenize=True, return_dict=True, return_tensors="pt", **keywords
         )
-    except Exception as error:  # whatever a template or processor raises is about its messages
+    except Exception as error:  # templates and processors raise anything
         why = str(error) if isinstance(error, (TemplateError, ValueError)) else type(error).__name__
         raise BadRequest(f"the chat template cannot be filled in: {why}", "messages") from error
     ids = inputs["input_ids"][0].tolist()
@@ -92,7 +92,7 @@ def _turn(message: Message, reads_text_alone: bool) -> dict[str, Any]:
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
-    """Templates read a call's arguments as an object, which the API writes as a text."""
+    """Parse a call's arguments, a text in the API, to the object that templates read."""
     call = copy.deepcopy(call)
     function = call.get("function")
     if not isinstance(function, dict) or "name" not in function:

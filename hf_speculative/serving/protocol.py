@@ -1,4 +1,4 @@
-"""Bodies of requests, checked before anything is computed: OpenAI's fields, and those that vLLM's clients send."""
+"""Validate bodies of requests: OpenAI's fields, and those of vLLM's clients."""
 
 from collections.abc import Iterator
 from math import isfinite
@@ -7,18 +7,18 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import from_json
 
-#: texts that end an answer: so many, of so many characters each
+#: the most texts that end an answer, and the most characters of each
 MOST_STOPS, LONGEST_STOP = 4, 256
-#: answers to one request, its prompts times `n`
+#: the most answers to one request: its prompts times `n`
 MOST_ANSWERS = 128
-#: what logits can be divided by
+#: the least divisor of logits
 LEAST_TEMPERATURE = 1e-4
-#: characters of a value that an error repeats
+#: the most characters of a value in an error
 SHOWN = 80
 
 
 class BadRequest(ValueError):
-    """A request that cannot be honoured; `param` names the field."""
+    """An invalid or unsupported request; `param` names the field."""
 
     def __init__(self, message: str, param: str | None = None):
         super().__init__(message)
@@ -30,7 +30,7 @@ def _listed(value: Any) -> Any:
 
 
 def _prompts(value: Any) -> Any:
-    """A text, ids of one prompt, or a list of either."""
+    """Listify a text or the ids of one prompt."""
     is_one = isinstance(value, str) or (isinstance(value, list) and bool(value) and type(value[0]) is int)
     return [value] if is_one else value
 
@@ -59,7 +59,7 @@ class StreamOptions(Checked):
 
 
 class Sampling(Checked):
-    """What all endpoints take. Fields without a use here are accepted where the answer is the same without them."""
+    """Fields of all endpoints. Unused fields are accepted where they would not change the answer."""
 
     model: str | None = None
     stream: bool | None = None
@@ -84,11 +84,11 @@ class Sampling(Checked):
 
     @property
     def num_top(self) -> int | None:
-        """Likeliest tokens to tell at each place; `None`: no logprobs at all."""
+        """The number of likeliest tokens to report at each position; `None`: no logprobs."""
         return None
 
     def texts(self) -> Any:
-        """What makes up the prompt."""
+        """The texts that make up the prompt."""
         raise NotImplementedError
 
 
@@ -151,7 +151,7 @@ class ResponseFormat(Checked):
     json_schema: JsonSchema | None = None
 
     def grammar(self) -> dict[str, Any] | None:
-        """The JSON schema that answers keep to."""
+        """The JSON schema of answers."""
         if self.type == "json_schema":
             if self.json_schema is None:
                 raise BadRequest("`response_format` names no `json_schema`", "response_format")
@@ -163,7 +163,7 @@ class ResponseFormat(Checked):
 
 
 class Message(BaseModel):
-    """One turn. What clients send back of an answer and templates do not read may be there if it is empty."""
+    """One turn. Further fields, which clients send back from answers, have to be empty."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     role: Text
@@ -181,7 +181,7 @@ class Message(BaseModel):
 
 
 class WithTools(Sampling):
-    """Of models that are given messages and tools."""
+    """Fields of endpoints with messages and tools."""
 
     tools: list[Tool] | None = Field(None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
@@ -249,10 +249,10 @@ Body = TypeVar("Body", bound=Checked)
 
 
 def parse(kind: type[Body], raw: bytes) -> Body:
-    """A request's body.
+    """Parse a request's body.
 
     Raises:
-        BadRequest: it is no JSON, or a field cannot be honoured: its name, its value, why.
+        BadRequest: it is no JSON, or a field is invalid: its name, its value, why.
     """
     try:
         found = from_json(raw)
@@ -287,12 +287,12 @@ def shown(value: Any) -> str:
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """All texts in nested lists and objects."""
+    """Yield all texts in nested lists and objects."""
     return (one for one in leaves(value) if isinstance(one, str))
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """What nested lists and objects hold."""
+    """Yield the leaves of nested lists and objects."""
     if isinstance(value, dict | list):
         for one in value.values() if isinstance(value, dict) else value:
             yield from leaves(one)

@@ -1,4 +1,4 @@
-"""Answers on their way: tokens become parts of a message on the thread that makes them, and are told to the event loop."""
+"""Turn tokens into parts of a message on the engine's thread, and send them to the event loop."""
 
 import asyncio
 import logging
@@ -17,19 +17,19 @@ from .stops import HeldBack, without_stop
 from .tools import PlainText
 
 logger = logging.getLogger(__name__)
-#: errors whose words are for the client
+#: errors whose messages are for the client
 TOLD = (ValueError, TypeError, NoDistribution, QueueFull, Closed)
-#: of a message: "content", "reasoning_content" or "tool_calls", and what it holds
+#: a part of a message: "content", "reasoning_content" or "tool_calls", and its value
 Part = tuple[str, Any]
 
 
 def words_of(error: BaseException) -> str:
-    """What a client is told: nothing of this machine."""
+    """The message of an error for a client, without details of this machine."""
     return str(error) if isinstance(error, TOLD) else f"the request failed ({type(error).__name__})"
 
 
 class Run(Protocol):
-    """What runs for a reply: the engine's `Request`, or a call of `generate`."""
+    """A running reply: the engine's `Request`, or a call of `generate`."""
 
     statistics: RowStatistics
     num_cached: int
@@ -39,7 +39,7 @@ class Run(Protocol):
 
 
 class Event(NamedTuple):
-    """News of a reply: parts that have come, or its end."""
+    """An event of a reply: new parts, or its end."""
 
     reply: "Reply"
     parts: Sequence[Part] = ()
@@ -48,7 +48,7 @@ class Event(NamedTuple):
 
 
 class Client:
-    """Who waits for the answers to one request; once they are gone, what runs for them is cancelled."""
+    """The client of a request; once it is gone, its runs are cancelled."""
 
     def __init__(self) -> None:
         self.runs: list[Run] = []
@@ -66,17 +66,18 @@ class Client:
 
 
 class Reply:
-    """One answer.
+    """One answer of a request.
 
     Args:
-        index: among the answers to a request.
+        index: among the answers to the request.
         prompt: its ids.
         tokenizer: of the model.
-        tell: is given events, from any thread.
+        tell: takes events, from any thread.
         parser: finds thoughts and calls in the text.
-        stops: texts that end it; `ends`: tokens that do, which are no part of its text.
-        max_new_tokens: at most.
-        streams: parts are told as they come.
+        stops: texts that end it.
+        ends: tokens that end it, which are not part of its text.
+        max_new_tokens: the most tokens.
+        streams: send parts as they come.
     """
 
     run: Run
@@ -109,13 +110,13 @@ class Reply:
         self.decoder = DecodeStream([], skip_special_tokens=self.skips_specials)
 
     def start(self, submit: Callable[[], Run]) -> Run:
-        """Have it run; what comes meanwhile waits until it is known what runs."""
+        """Submit it; tokens that arrive before `submit` returns wait for it."""
         with self.lock:
             self.run = submit()
         return self.run
 
     def receive(self, tokens: list[int]) -> None:
-        """New tokens."""
+        """Take new tokens."""
         self.tokens += tokens
         if not self.streams:
             return
@@ -129,7 +130,7 @@ class Reply:
             self.tell(Event(self, parts, new))
 
     def finish(self, error: BaseException | None) -> None:
-        """The end of it."""
+        """End the answer."""
         self.error = error
         if error is not None and not isinstance(error, TOLD):
             logger.error("a request failed", exc_info=error)
@@ -139,21 +140,21 @@ class Reply:
                 if error is None:
                     rest = self._rest()
                     parts = self._parts(rest) + self._seen(self.parser.end())
-            except Exception as caught:  # whoever waits is told of it
+            except Exception as caught:  # told to the client
                 logger.error("a request failed", exc_info=caught)
                 self.error = RuntimeError("the answer cannot be read")
             new = self._new_logprobs()
         self.tell(Event(self, parts, new, is_end=True))
 
     def _rest(self) -> str:
-        """The text that was not told yet: up to a text or token that ends it."""
+        """The text that was not sent yet, up to a text or token that ends the answer."""
         whole = self.tokenizer.decode(
             self.tokens[: len(self.tokens) - self.is_ended], skip_special_tokens=self.skips_specials
         )
         text = without_stop(whole, self.stops)
         self.is_cut = len(text) < len(whole)
         told = "".join(self.told)
-        if text.startswith(told):  # what was held back, and half a character
+        if text.startswith(told):  # the rest: text that was held back, and half a character
             return text[len(told) :]
         return self.held_back.rest() if self.held_back else ""
 
@@ -182,6 +183,6 @@ class Reply:
 
 
 def teller(queue: asyncio.Queue) -> Callable[[Event], None]:
-    """Puts events into a queue of the running loop, from any thread."""
+    """Return a function that puts events into a queue of the running loop, from any thread."""
     loop = asyncio.get_running_loop()
     return lambda event: loop.call_soon_threadsafe(queue.put_nowait, event)  # type: ignore[func-returns-value, return-value]

@@ -1,4 +1,4 @@
-"""One request: what `generate` would have done with it alone, ready to be a row among others."""
+"""Prepare one request as `generate` would alone, to run as a row among others."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -25,27 +25,27 @@ from .logprobs import Logprob
 
 
 class Request:
-    """A prompt and all that decides over its tokens; its row is shown to those parts as the only one of a call.
+    """A prompt with its own sampler and stopping criteria, which see its row as the only one of a call.
 
-    Sampled requests are coupled to plain `generate`'s noise: under a seed, the tokens are those of `generate` alone, whatever
-    else is running and whatever is drafted.
+    Sampled requests are coupled to plain `generate`'s noise: under a seed, the tokens are those of `generate` alone,
+    independently of other requests and of drafts.
 
     Args:
-        inputs: the call, as the target's own `generate` prepared it.
+        inputs: of the call, prepared by the target's own `generate`.
         sampler, stopping: of a call with this one row.
         guide: of its grammar, if it has one.
         receive: takes new tokens, on the engine's thread.
-        finish: is told the end, once: `None`, or the error that ended it.
+        finish: is called once at the end, with `None` or the error that ended it.
 
     Attributes:
         ids: the prompt.
-        tokens: what was generated so far.
-        num_top: keep the log-probabilities of `tokens`, and of so many likeliest ones beside each, in `logprobs`; `None`: no.
-        max_length: tokens of prompt and answer at most.
+        tokens: the new tokens so far.
+        num_top: the number of likeliest tokens whose log-probabilities are kept beside each token's own; `None`: keep none.
+        max_length: the most tokens of prompt and answer.
         statistics: counts of its drafts.
-        num_cached: tokens of the prompt that were cached already, since another row began with them.
-        is_cancelled: nobody waits for it any more: its row ends with the round.
-        error: what went wrong with it alone; likewise.
+        num_cached: tokens of the prompt that were cached, since another row began with them.
+        is_cancelled: its client is gone; its row ends with the round.
+        error: what went wrong with it alone; its row ends with the round.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class Request:
 
     @property
     def is_over(self) -> bool:
-        """It has no use for more tokens, whatever its stopping criteria say."""
+        """Whether its row ends regardless of its stopping criteria."""
         return self.is_cancelled or self.error is not None
 
     def cancel(self) -> None:
-        """From any thread."""
+        """Cancel it, from any thread."""
         self.is_cancelled = True
 
     def own(self, batch: Batch, lane: int, ends_round: bool = False) -> Batch:
-        """Row `lane` of `batch` as the only row of its call, without the padding that other prompts brought; shares memory.
+        """View row `lane` of `batch` as the only row of a call, without padding. Memory is shared.
 
-        The path of a tree that was kept counts where a round ends; lanes may have changed hands since.
+        The accepted path of a tree is included where `ends_round`; lanes may have changed since.
         """
         pad = batch.host_padding[lane]
         own = copy.copy(batch)
@@ -108,17 +108,17 @@ def prepare_request(
     finish: Callable[[BaseException | None], None],
     max_length: int,
 ) -> Request:
-    """A request for `model`, checked like a call of `generate`; nothing is run yet.
+    """Make a request, checked like a call of `generate`; nothing runs yet.
 
     Args:
-        options: the server's own: where drafts come from.
+        options: the server's own, with its source of drafts.
         prompt: its ids.
         settings: keywords of `generate`: `generation_config`, `max_new_tokens`, ...
-        seed: of a sampled answer; `None`: a new one.
-        max_length: tokens that prompt and answer may have together.
+        seed: of a sampled answer; `None`: a random one.
+        max_length: the most tokens of prompt and answer together.
 
     Raises:
-        ValueError, TypeError: what a call of `generate` would refuse.
+        ValueError, TypeError: a call of `generate` would refuse it.
     """
     if not prompt:
         raise ValueError("the prompt is empty: it needs at least one token.")

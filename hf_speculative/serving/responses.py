@@ -1,4 +1,4 @@
-"""`/v1/responses`: its requests as messages, its answers as items."""
+"""The endpoint `/v1/responses`: turn its requests into messages, and answers into items."""
 
 import time
 import uuid
@@ -14,7 +14,7 @@ from .replies import Event, Part, Reply
 
 
 def _nested(value: Any) -> Any:
-    """Tools and choices of tools as chat completions have them."""
+    """Convert tools and tool choices to the form of chat completions."""
     if isinstance(value, list):
         return [_nested(one) for one in value]
     if isinstance(value, dict) and "name" in value and "type" in value:
@@ -39,7 +39,7 @@ class Reasoning(Checked):
 
 
 class Responses(WithTools):
-    """A request; without a state on the server, clients send the whole conversation."""
+    """A request. The server keeps no state: clients send the whole conversation."""
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
@@ -85,7 +85,7 @@ def _messages(found: str | list[dict[str, Any]], instructions: str | None) -> It
     if isinstance(found, str) or not all("role" in one or one.get("type") in ITEMS for one in found):
         yield {"role": "user", "content": found}
         return
-    turn: dict[str, Any] = {}  # of the assistant, made of several items
+    turn: dict[str, Any] = {}  # of the assistant, from several items
     for item in found:
         kind = item.get("type", "message")
         is_assistants = kind in ("reasoning", "function_call") or item.get("role") == "assistant"
@@ -115,12 +115,12 @@ def _messages(found: str | list[dict[str, Any]], instructions: str | None) -> It
         yield turn
 
 
-#: kinds of items beside messages
+#: types of items beside messages
 ITEMS = ("reasoning", "function_call", "function_call_output")
 
 
 class ResponseAnswer:
-    """Items of an answer, and the events of their stream."""
+    """The items of an answer, and the events of its stream."""
 
     def __init__(self, body: Responses, model: str, tokenizer: PreTrainedTokenizerBase):
         self.body, self.model = body, model

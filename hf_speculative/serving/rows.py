@@ -1,4 +1,4 @@
-"""Many requests as one batch: each part of the loop asks, for each row, that request's own part."""
+"""Batch requests: parts of the loop that delegate to each row's own request."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..schedules.wrapped import WrappedSchedule
 from ..types import Batch, Tree, shared_prefixes
 from .requests import Request
 
-#: by the row of the batch that is theirs
+#: running requests by row
 Running = dict[int, Request]
 
 
 class Rows(Batch):
-    """The rows that run, and a way to those that wait.
+    """The running rows, with access to waiting requests.
 
     Args:
-        requests: the first rows.
-        max_length: tokens that a row can have, padding left out.
-        pad: in the place of no token.
-        take: up to so many requests that wait, by their row.
-        leave: told before the last rows leave.
+        requests: of the first rows.
+        max_length: the most tokens of a row, without padding.
+        pad: the padding token.
+        take: starts up to a number of waiting requests, and returns them by row.
+        leave: called before the last rows leave.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Rows(Batch):
         self.max_position = max_length - 1
         self.rows, self.pad, self.take, self.leave = list(requests), pad, take, leave
 
-    refills = True  # each request ends on its own, and others come at any time
+    refills = True  # requests end on their own, and others come at any time
 
     def newcomers(self, num_rows: int) -> Batch | None:
         requests = self.take(num_rows) if num_rows else {}
@@ -63,7 +63,7 @@ class Rows(Batch):
 
 
 def share_prefixes(texts: Sequence[list[int]], newcomers: Batch, requests: Running) -> None:
-    """Rows that come begin with what they have in common with one of `texts`, which are cached; their requests are told."""
+    """Let newcomers share the cache of the one of `texts` with the longest common prefix, and record it in their requests."""
     if not newcomers.shares_prefixes:
         return
     newcomers.prefixes = shared_prefixes(texts, newcomers.history)
@@ -72,10 +72,10 @@ def share_prefixes(texts: Sequence[list[int]], newcomers: Batch, requests: Runni
 
 
 class Alike:
-    """Lanes that can be asked about together, because the same key stands for all that the answer depends on.
+    """Group lanes with equal keys, for which one call gives all answers.
 
     Args:
-        keys: one a lane; `None` is like no other.
+        keys: one for each lane; a lane with `None` is alone.
     """
 
     def __init__(self, keys: list[Hashable | None]):
@@ -87,7 +87,7 @@ class Alike:
         self.back = None if in_turn == sorted(in_turn) else [in_turn.index(lane) for lane in range(len(in_turn))]
 
     def ask(self, answer: Callable[[list[int], Tensor], tuple[Tensor, ...]], values: Tensor) -> tuple[Tensor, ...]:
-        """The answers for all lanes, `answer(lanes, values of these)` being given some at a time."""
+        """Compute answers for all lanes by `answer(lanes, values)`, one call for each group."""
         if len(self.groups) == 1:
             return answer(self.groups[0], values)
         answers = [
@@ -174,7 +174,7 @@ class PerRequestSamplers(Sampler):
             except Exception as error:  # delivered by `Request.finish`
                 for lane in lanes:
                     self.lanes[lane].error = error
-            return (torch.zeros(*some.shape[:-1], self.vocab_size, device=batch.tokens.device),)  # nobody reads them
+            return (torch.zeros(*some.shape[:-1], self.vocab_size, device=batch.tokens.device),)  # not used
 
         return self.processed_alike.ask(process, logits)[0]
 
@@ -195,7 +195,7 @@ class PerRequestStopping(Stopping):
             except Exception as error:  # delivered by `Request.finish`
                 request.error = error
             if request.is_over:
-                del new[1:]  # a round brings each row a token; nobody gets this one
+                del new[1:]  # a round has to add a token to each row; this one is dropped
                 is_done = True
             done.append(is_done)
         return done

@@ -1,4 +1,4 @@
-"""Texts that end an answer, as OpenAI's API has them: looked for in the new text alone, and left out of it."""
+"""Stop texts as in OpenAI's API: found in the new text alone, and left out of the answer."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from transformers import StoppingCriteria
 
 
 class StopTexts(StoppingCriteria):
-    """Ends one answer as soon as it holds one of `texts`. Asked after each token, in order.
+    """End an answer as soon as it holds one of `texts`. Called after each token, in order.
 
     Args:
         tokenizer: the Rust tokenizer.
@@ -35,12 +35,12 @@ class StopTexts(StoppingCriteria):
 
 
 def without_stop(text: str, texts: Sequence[str]) -> str:
-    """A text up to the first of `texts` in it."""
+    """Cut a text at the first of `texts` in it."""
     return text[: min((at for stop in texts if (at := text.find(stop)) >= 0), default=len(text))]
 
 
 class HeldBack:
-    """A text that comes in pieces: passes on what cannot be part of one of `texts`, and nothing once one is there."""
+    """Stream a text, but hold back what may begin one of `texts`, and everything from one on."""
 
     def __init__(self, texts: Sequence[str]):
         self.texts, self.held, self.is_over = texts, "", False
@@ -56,11 +56,11 @@ class HeldBack:
         return shown[: len(whole) - num_held]
 
     def rest(self) -> str:
-        """What was held back at the end of the answer."""
+        """The text that is held back at the end of the answer."""
         held, self.held = self.held, ""
         return "" if self.is_over else held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Characters at the end of `text` with which `stop` begins."""
+    """The number of characters at the end of `text` that begin `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,4 +1,4 @@
-"""Tools: the grammar of a call that has to be made, and calls found in what a model says."""
+"""Tools: grammars of calls, and parsers that find calls in answers."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from ..hf_compat import response_parser
 from .protocol import BadRequest, NamedTool, WithTools
 
 OPEN, CLOSE, THINK = "<tool_call>", "</tool_call>", "<think>"
-#: how models of the Hermes kind (Qwen 2 and 3 among them) write their calls and thoughts
+#: the format of calls and thoughts of Hermes and of models like it, Qwen 2 and 3 among them
 HERMES: dict[str, Any] = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<|im_start|>assistant\n",
@@ -27,33 +27,33 @@ HERMES: dict[str, Any] = {
         "content": {"close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>)", "content": "text"},
     },
 }
-#: a text up to and with the tag that begins a call, and one without it
+#: a text that ends with the tag of a call, and a text without the tag
 FREE = rf"""
 opened[lazy]: /(?s:.*){OPEN}/
 free: FREE
 FREE: ~/(?s:.*){OPEN}(?s:.*)/
 """
-#: calls are written as `json.dumps` writes them: spaces without end are no call
+#: white space as `json.dumps` writes it: flexible white space might never end
 COMPACT = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
-#: keywords of JSON schemas that hold schemas under names, and those that hold no schemas
+#: keywords of JSON schemas whose values are schemas by name, and those whose values are no schemas
 NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 VALUES = ("const", "enum", "default", "examples")
 REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 def must_call(body: WithTools) -> bool:
-    """The answer is a call and nothing else."""
+    """Whether the answer has to be a call and nothing else."""
     return body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
 
 
 def grammar_of(body: WithTools, has_tags: bool) -> Any:
-    """What an answer with tools keeps to; `None`: the model may say anything.
+    """The grammar of an answer with tools; `None`: any text.
 
     Args:
         has_tags: the model's template writes calls between tags; otherwise a call is bare JSON.
 
     Raises:
-        BadRequest: a tool is asked for that there is not, or tools that are strict have no form that could be kept to.
+        BadRequest: the chosen tool does not exist, or the template has no format for strict tools.
     """
     choice, tools = body.tool_choice, [tool.function for tool in body.tools or []]
     if isinstance(choice, NamedTool):
@@ -90,7 +90,7 @@ def grammar_of(body: WithTools, has_tags: bool) -> Any:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """A schema whose root is at `place` of another: its pointers go there."""
+    """Move a schema to `place` in another one: its pointers are adjusted."""
     if isinstance(schema, list):
         return [_moved(one, place) for one in schema]
     if not isinstance(schema, dict):
@@ -109,18 +109,18 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 def tool_call(name: str, arguments: Any) -> dict[str, Any]:
-    """A call as answers hold it."""
+    """A call in the format of answers."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": {"name": name, "arguments": text}}
 
 
 class PlainText:
-    """Finds nothing in a text."""
+    """Parse a text as content alone."""
 
     keeps_specials = False
 
     def feed(self, text: str) -> list[tuple[str, Any]]:
-        """Parts of the message, as they come: "content", "reasoning_content" or "tool_calls", and what it holds."""
+        """Parse more text; return new parts: "content", "reasoning_content" or "tool_calls", and their values."""
         return [("content", text)] if text else []
 
     def end(self) -> list[tuple[str, Any]]:
@@ -128,7 +128,7 @@ class PlainText:
 
 
 class OneCall(PlainText):
-    """A text that a grammar has made a call; one that was cut off is told as content."""
+    """Parse a text that a grammar made a call; a call that was cut off becomes content."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -146,8 +146,8 @@ class OneCall(PlainText):
 
 
 def begun(template: dict[str, Any], prompt: str) -> str:
-    """What a prompt has begun of the answer: nothing of its messages, which hold thoughts and calls, too."""
-    if template is HERMES:  # whose anchor templates of other kinds with the same tags lack
+    """The beginning of the answer at the end of a prompt, without its messages, which may hold thoughts and calls as well."""
+    if template is HERMES:  # other templates with the same tags lack its anchor
         return template["start_anchor"] + THINK if prompt.rstrip().endswith(THINK) else ""
     literal = template.get("start_anchor") or []
     literals = [literal] if isinstance(literal, str) else literal
@@ -157,11 +157,11 @@ def begun(template: dict[str, Any], prompt: str) -> str:
 
 
 class Parsed(PlainText):
-    """A text in the form that a response template describes.
+    """Parse a text in the format of a response template.
 
     Args:
         template: of the tokenizer, or `HERMES`.
-        begun: what the prompt has begun of the answer.
+        begun: the beginning of the answer in the prompt.
     """
 
     def __init__(self, template: dict[str, Any], begun: str, tools: list[dict] | None):
@@ -171,19 +171,19 @@ class Parsed(PlainText):
         of_calls = template["fields"].get("tool_calls", {})
         literal = of_calls.get("open")
         self.opens = of_calls.get("open_pattern") or (re.escape(literal) if isinstance(literal, str) else None)
-        #: since the last thought or call ended; a call under way is in it
+        #: the text since the last thought or call ended, with the current call
         self.recent, self.is_broken = "", False
 
     def feed(self, text: str) -> list[tuple[str, Any]]:
         parts, self.begun = self.begun, []
-        for piece in re.split("(?<=>)", text):  # tags end pieces, so that it is known where one begins
+        for piece in re.split("(?<=>)", text):  # pieces end with tags, so that the start of a call is known
             if self.is_broken:
                 parts += super().feed(piece)
                 continue
             self.recent += piece
             try:
                 parts += self._read(self.parser.feed(piece))
-            except (ValueError, KeyError, TypeError):  # a call that is none: from there on, all is text
+            except (ValueError, KeyError, TypeError):  # no valid call: the rest is text
                 self.is_broken = True
                 parts += self._broken()
         return parts
@@ -194,7 +194,7 @@ class Parsed(PlainText):
             return parts
         try:
             return parts + self._read(self.parser.finalize()[1])
-        except (ValueError, KeyError, TypeError):  # cut off inside a call
+        except (ValueError, KeyError, TypeError):  # the text ends inside a call
             return parts + self._broken()
 
     def _read(self, events: list[dict]) -> list[tuple[str, Any]]:
@@ -205,7 +205,7 @@ class Parsed(PlainText):
         return parts
 
     def _broken(self) -> list[tuple[str, Any]]:
-        """The text from the call on that cannot be read."""
+        """The text of the unreadable call, as content."""
         found = regex.search(self.opens, self.recent) if self.opens else None
         return super().feed(self.recent[found.start() if found else 0 :])
 

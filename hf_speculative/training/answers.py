@@ -3,7 +3,7 @@
 Sampled answers are the same in each run of one seed: parts of them are drawn together, each from a seed of its own. A part that
 a kill has interrupted is drawn again from its beginning.
 
-A draft has to guess what its target writes. Texts that somebody else wrote teach it something else.
+A draft has to guess what its target writes; texts by other authors have another distribution.
 """
 
 import json
@@ -159,7 +159,7 @@ def how_drafted(target: PreTrainedModel, use: SamplingParams) -> dict[str, Any]:
 
 
 def examples_of(journals: Iterable[Journal], prompts: dict[int, list[int]]) -> Iterator[Example]:
-    """All answers, in the order of the prompts, whoever made them first."""
+    """The answers of all journals, in the order of the prompts."""
     found = {key: ids for journal in journals for key, ids in journal.found.items()}
     for index, sample in sorted(found):
         if index in prompts:

@@ -10,9 +10,9 @@ from safetensors import SafetensorError
 
 from .settings import Settings
 
-#: the loss is logged so many times in a run
+#: how often the loss is logged in a run
 LOGS = 50
-#: the share of the steps in which the learning rate rises
+#: the share of steps with a rising learning rate
 WARMUP = 0.05
 
 
@@ -81,7 +81,7 @@ def step_of(checkpoint: Path | str) -> int:
 
 @contextmanager
 def as_os_error() -> Iterator[None]:
-    """A full disk is one, whoever writes."""
+    """Convert errors of safetensors, such as a full disk, to OSError."""
     try:
         yield
     except SafetensorError as error:

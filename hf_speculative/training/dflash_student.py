@@ -19,11 +19,11 @@ from .head_student import HeadStudent, layer_fields, most_frequent, num_layers, 
 from .student import Prediction
 from .teacher import TeacherOutputs
 
-#: a head has a layer for so many of the target's, and at most the five of the published ones
+#: one layer of the head for six of the target's, at most five, as published heads have
 TARGET_LAYERS_PER_LAYER, MOST_LAYERS = 6, 5
-#: states of the target that it reads, at most
+#: the most hidden states of the target that it reads
 MOST_STATES = 5
-#: how it is called, in what files it is saved, and in which kinds of layers its block is causal
+#: kind: its name, the layout of its files, the kinds of layers in which the block is causal
 KINDS = {
     "dflash": ("DFlash block", "speculators", []),
     "jetspec": ("JetSpec block", "z-lab", ["full_attention", "sliding_attention"]),
@@ -161,7 +161,7 @@ def new_block(
 
     Args:
         counts: `(vocab,)`, how often each token occurs; the rarest stands for a mask.
-        draft_vocab_size: the most frequent so many can be proposed. JetSpec's files have no place for fewer than all.
+        draft_vocab_size: the number of tokens that can be proposed, the most frequent ones. JetSpec's files need all.
         kind: a name in `KINDS`.
         num_head_layers: `None`: as many as fit a target of its depth.
 

@@ -61,7 +61,7 @@ def read_data(
     Args:
         dataset, prompt, split, config, limit, raw: as in `hf_speculative.evaluate`.
         answers: the column, template or function with the target's own answers; by default they are generated.
-        held_out: so many prompts, chosen by a hash of their ids, are not learned from; a fifth of them all at most.
+        held_out: the number of prompts to hold out, at most a fifth of all; they are chosen by a hash of their ids.
 
     Raises:
         ValueError: no row can be used, naming the first row and what is wrong with it; or there is one prompt only.

@@ -21,7 +21,7 @@ MAY_CHANGE = ("steps", "minutes", "num_evaluations")
 
 @dataclass(frozen=True)
 class Point:
-    """What was measured after so many steps.
+    """What was measured after `step` steps.
 
     Attributes:
         acceptance_length: by way to decode, the tokens a round brings, bonus token included.

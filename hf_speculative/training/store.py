@@ -22,7 +22,7 @@ KEPT = "what was recorded before is kept, and the same call goes on once there i
 
 
 class StoredTeacher(Teacher):
-    """Records what `teacher` computes of a text it has not seen, and reads it from then on.
+    """Record the outputs of `teacher` for each text once, and read them in later epochs.
 
     Args:
         folder: of any number of targets and heads, each of which has a folder of its own in there, with a file for each text.

@@ -28,7 +28,7 @@ class Prediction:
 
     @classmethod
     def along(cls, logits: Tensor, ahead: int = 0, weight: float = 1.0) -> "Prediction":
-        """Those of each place of a text, so many positions ahead."""
+        """Predictions at each place of a text, `ahead` positions ahead."""
         num_guesses = logits.shape[1]
         positions = torch.arange(ahead, ahead + num_guesses, device=logits.device).expand(len(logits), -1)
         return cls(logits, positions, torch.full_like(positions, weight, dtype=torch.float32))
@@ -41,7 +41,7 @@ class Student:
         module: what the Trainer trains; its forward takes `inputs(lesson)`.
         kind: what the card calls it.
         hidden_layers: hidden states of the target that it reads, as `RecordingModel` counts them.
-        vocabulary: `(drafted,)` ids of the target that its logits stand for; `None`: the first so many, in order.
+        vocabulary: `(drafted,)` target ids of its logits; `None`: the first `drafted` ids, in order.
         max_draft_tokens: the longest draft that it was made for; `None` for any.
     """
 

@@ -51,7 +51,7 @@ class Appended:
 
 @dataclass
 class Round:
-    """What one round did, for whoever follows the loop. Lists have one entry a running row.
+    """What one round did, for code that consumes rounds. Lists have one entry per running row.
 
     Attributes:
         rows: which row of the call each entry belongs to.
@@ -120,7 +120,7 @@ class Costs:
                 raise ValueError(f"`{name}={cost}` is no cost: give plain steps, 0 or more.")
 
     def steps(self, passes: int, nodes: int, levels: int = 0) -> float:
-        """Plain steps of a round that takes so many passes of the draft, and verifies so many nodes of so many levels."""
+        """The cost, in plain steps, of a round with `passes` draft passes that verifies `nodes` nodes of `levels` levels."""
         if not (passes or nodes):
             return 1.0
         return 1 + self.start + self.draft * passes + self.verify * nodes + self.level * levels

@@ -73,7 +73,7 @@ class Tree:
 
     @cached_property
     def host_parents(self) -> list[list[int]]:
-        """Likewise `parents`."""
+        """`parents` as lists."""
         return self.parents.tolist()
 
     @cached_property

@@ -22,9 +22,9 @@ from .index import END, NGRAMS, Index
 DEFAULT_MAX_TOKENS = 1_000_000
 #: what a saved store calls itself
 FORMAT = "hf_speculative suffix store 1"
-#: two parts of the index become one where the older has less than so many times the tokens of the newer
+#: two parts of the index are merged where the older has less than RATIO times the tokens of the newer
 RATIO = 16
-#: so many of a prompt's last tokens stand before its answer
+#: the number of a prompt's last tokens that are stored before its answer
 CONTEXT = 24
 
 

@@ -29,9 +29,9 @@ from ..speedup import Speedup, Work, interval
 
 #: new tokens of each text, and how often each is timed both ways
 NUM_TOKENS, REPEATS = 72, 3
-#: so much slower than they came are texts shown, to be followed by eye
+#: texts are replayed this many times slower, to be followed by eye
 SLOWER = 4.0
-#: passes that are timed for each number of threads
+#: timed passes for each number of threads
 PASSES = 15
 COLOURS = "[green]Green[/]: draft tokens that the target kept; [bold]bold[/]: the target's own."
 HOW_TO_GO_ON = """\
@@ -42,7 +42,7 @@ Which is fastest:  hf-speculative eval --model Qwen/Qwen3-8B --draft-model Qwen/
 
 @dataclass(frozen=True)
 class Scene:
-    """A text: how it is drafted and chosen. Every setting is one in which it has to equal plain decoding's."""
+    """One text of the demo, under a setting that promises plain decoding's tokens."""
 
     title: str
     prompt: str
@@ -53,10 +53,10 @@ class Scene:
 
 @dataclass(frozen=True)
 class Stage:
-    """A target with a draft, and the scenes that they play.
+    """A target with a draft, and the scenes of the demo.
 
     Attributes:
-        introduction: what is said first.
+        introduction: printed first.
         is_chat: prompts are questions.
     """
 
@@ -111,7 +111,7 @@ CHAT = (
 
 
 def stage() -> Stage:
-    """SmolLM2 with its warm tables, its weights packed; the embedded pair where the weights cannot be had."""
+    """Load SmolLM2 with its warm tables, weights packed; the embedded pair where SmolLM2 cannot be loaded."""
     try:
         target, draft, tokenizer = example_pair()
     except (ValueError, OSError) as error:
@@ -143,7 +143,7 @@ def show(console: Console, stage: Stage, num_tokens: int = NUM_TOKENS, repeats: 
             max_new_tokens=num_tokens,
             **scene.kwargs,
         )
-        # few frames, which take time from what is measured
+        # few frames: they take time from what is measured
         waiting = console.status(
             f"text {number} of {len(stage.scenes)}: decoding both ways in turn", refresh_per_second=2
         )
@@ -169,7 +169,7 @@ def _passes(evaluation: Evaluation, setting: Setting) -> int:
 
 
 def choose_threads(target: PreTrainedModel) -> None:
-    """As many threads as are fastest now: on a machine whose cores others use, fewer than it has."""
+    """Use the number of threads that is fastest now: fewer than the machine has, where other processes use its cores."""
     ids = torch.arange(64)[None] % target.config.vocab_size
     seconds = {}
     for num in sorted({1, max(1, torch.get_num_threads() // 2), torch.get_num_threads()}):
@@ -182,7 +182,7 @@ def choose_threads(target: PreTrainedModel) -> None:
 
 
 def sentence(passes: int, plain_passes: int, all_same: bool, speedup: Speedup | None) -> str:
-    """What the demo showed, in one sentence."""
+    """Summarise the demo in one sentence."""
     text = "the same texts" if all_same else "texts that differ, which is a bug: please report it"
     parts = [f"{passes} passes of the target instead of {plain_passes}", text]
     if speedup is not None:
@@ -192,7 +192,7 @@ def sentence(passes: int, plain_passes: int, all_same: bool, speedup: Speedup | 
 
 
 def _play(console: Console, prompt: str, plain: list[Piece], ours: list[Piece], passes: tuple[int, int]) -> None:
-    """Both texts as they came, on the same clock; at once where nobody watches."""
+    """Replay both texts on one clock; print them at once where the console is no terminal."""
     *above, line = prompt.split("\n")
     console.print(as_text("\n".join(above), "dim"))
     if not _is_watched(console):

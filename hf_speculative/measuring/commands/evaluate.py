@@ -144,7 +144,7 @@ def eval_command(settings: Options, drafting: dict[str, Any]) -> None:
         )
     except KeyboardInterrupt:
         is_stopped = True
-        if not results.exists() or results.stat().st_mtime < begun:  # another run's, so far
+        if not results.exists() or results.stat().st_mtime < begun:  # the file is an earlier run's
             raise
         evaluation = Evaluation.load(results)
         err.print(Text(f"stopped; {results} has what was measured so far, and the same command continues from there."))
@@ -161,7 +161,7 @@ def eval_command(settings: Options, drafting: dict[str, Any]) -> None:
         page.write_report(evaluation, settings.report)
         err.print(Text(f"report: {settings.report}"))
     if is_stopped:
-        raise typer.Exit(STOPPED)  # scripts must not take a part for the whole
+        raise typer.Exit(STOPPED)  # scripts have to see that the results are partial
 
 
 def _load(settings: Options):
@@ -180,11 +180,11 @@ def _load(settings: Options):
         if DRAFTS.is_method(name) or holds_tables(name):
             continue
         with naming("--draft-model", name):
-            check_name(name)  # a wrong name is found before the target takes minutes to load
+            check_name(name)  # before the target takes minutes to load
     target, tokenizer = load_target("--model", settings.model, settings.machine)
     return target, names or None, tokenizer
 
 
 def draft_lengths(option: str, text: str) -> list[int | None]:
-    """The draft lengths of a list; `None` for one chosen round by round."""
+    """Parse a list of draft lengths; `None` is the adaptive length."""
     return numbers(option, text, lambda one: None if one.strip() == ADAPTIVE else int(one), also=f" or {ADAPTIVE}")

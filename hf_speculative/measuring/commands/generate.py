@@ -27,9 +27,9 @@ from ...command.prompts import built_in_prompts
 from ...command.settings import setting, with_settings
 from ...command.terminal import quiet_transformers
 
-#: texts are shown by default for up to so many prompts
+#: the most prompts whose texts are shown by default
 FEW = 4
-#: the default number of repeats gives at least so many timings
+#: the least number of timings with the default number of repeats
 ENOUGH = 3
 
 
@@ -145,7 +145,7 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
         out.print(screen.MEANING)
     is_stopped = False
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # rich would send what is printed meanwhile, JSON for a file say, where the bar goes
+    # else rich redirects what is printed meanwhile, such as JSON for a file, to the bar's stream
     progress = Progress(*columns, console=err, transient=True, redirect_stdout=False)
     task = progress.add_task("decoding both ways", total=total)
 
@@ -170,7 +170,7 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
         for batch in (prompts[i : i + batch_size] for i in range(0, total, batch_size)):
             try:
                 decode(batch)
-            except (ValueError, RuntimeError, IndexError) as error:  # an error of this batch; the others continue
+            except (ValueError, RuntimeError, IndexError) as error:  # of this batch; go on with the others
                 skipped = f" {len(batch)} prompts from {batch[0][:40]!r} on: {error}"
                 err.print(Text.assemble(("skipped", "yellow"), skipped))
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Where the prompts of the command come from."""
+"""Read the prompts of the command `generate`."""
 
 import sys
 
@@ -7,7 +7,7 @@ WAYS = "as an argument, on standard input, or see the --demo; `hf-speculative ev
 
 
 def given_prompts(arguments: list[str] | None) -> list[str]:
-    """The prompts that were given, else standard input; none on a terminal.
+    """Return the given prompts, else standard input; none on a terminal.
 
     Raises:
         ValueError: an empty prompt, or no terminal and nothing on standard input.

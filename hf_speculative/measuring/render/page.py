@@ -35,7 +35,7 @@ def write(found: Found, path: Path) -> None:
 
 
 def write_report(found: Found, path: Path) -> None:
-    """Write a report as the file's ending asks for: `.md` is Markdown, all else a page."""
+    """Write a report in the format of the file's ending: `.md` is Markdown, any other an HTML page."""
     if path.suffix.lower() == ".md":
         files.write(path, markdown.text(found))
     else:
@@ -43,7 +43,7 @@ def write_report(found: Found, path: Path) -> None:
 
 
 def to_dict(found: Found) -> dict[str, Any]:
-    """Ready for JSON: an evaluation's own figures, or those of each place by its name."""
+    """The figures of an evaluation, or of several by place, ready for JSON."""
     evaluations = tables.by_place(found)
     if [*evaluations] == [""]:
         return evaluations[""].to_dict()

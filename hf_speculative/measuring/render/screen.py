@@ -15,20 +15,20 @@ from ..results import Evaluation
 from . import suites, wording
 from .tables import Found, Table, by_place, sections
 
-#: of bad rows and of differences, each on a line
+#: the most lines of bad rows, and of differences
 MAX_LINES = 5
-#: what a setting's name needs, at least
+#: the least width of a setting's name
 NAME_WIDTH = 18
-#: columns that a narrow terminal goes without: those of rivals, then these, the first ones first
+#: columns left out on a narrow terminal, in this order, after those of rivals
 LEFT_OUT = ("time to first token", "target passes", "decoding speedup", "prompts")
 
-#: the draft's tokens that the target kept, and the target's own
+#: styles of accepted draft tokens (True) and of the target's own tokens
 STYLES = {True: "green", False: "bold"}
 MEANING = "[green]green[/]: draft tokens the target accepted; [bold]bold[/]: tokens the target added."
 
 
 def print_text(console: Console, prompt: str, pieces: Iterable[tuple[str, bool]]) -> None:
-    """Print a prompt and its continuation, piece by piece as they are generated."""
+    """Print a prompt and its continuation, piece by piece."""
     console.out(visible(prompt), style="dim", end="")
     for piece, is_from_draft in pieces:
         console.out(visible(piece), style=STYLES[is_from_draft], end="")
@@ -36,7 +36,7 @@ def print_text(console: Console, prompt: str, pieces: Iterable[tuple[str, bool]]
 
 
 def print_evaluation(console: Console, found: Found, glossary: bool = False) -> None:
-    """Tables, recommendations, and what went wrong. Names are printed as they are, never as markup."""
+    """Print tables, recommendations, differences and bad rows. Names are never read as markup."""
     evaluations = by_place(found)
     first = next(iter(evaluations.values()))
     console.print(as_text(wording.title(first), "bold"))
@@ -59,7 +59,7 @@ def print_evaluation(console: Console, found: Found, glossary: bool = False) -> 
 
 
 def print_suites(console: Console, runs: Sequence[suites.Run], evaluations: Iterable[Evaluation] = ()) -> None:
-    """The first run's tables, its notes, and what went wrong; then all runs side by side."""
+    """Print the first run's tables, notes, differences and bad rows, then all runs side by side."""
     console.print(as_text(suites.about(runs[0]), "dim"))
     for title, table in suites.tables(runs[0]).items():
         print_table(console, table, title)
@@ -75,7 +75,7 @@ def print_suites(console: Console, runs: Sequence[suites.Run], evaluations: Iter
 
 
 def print_tables(console: Console, found: Found) -> list[str]:
-    """The table of each section with its notes; the names of all columns."""
+    """Print the table and notes of each section; return the names of all columns."""
     columns: dict[str, None] = {}
     for section in sections(found):
         columns |= dict.fromkeys(section.table.columns)
@@ -98,7 +98,7 @@ def _print_meanings(console: Console, columns: Iterable[str], glossary: bool) ->
 
 
 def print_table(console: Console, figures: Table, title: str = "") -> None:
-    """The recommended setting is bold, one that clearly loses is red. Columns that do not fit are left out."""
+    """Print a table: the recommended setting bold, clear losses red, without columns that do not fit."""
     rivals = [[name for name in figures.columns if name.startswith("over ")]]
     for left_out in accumulate([[], *rivals, *([name] for name in LEFT_OUT)]):
         table = _table(figures, title, left_out)

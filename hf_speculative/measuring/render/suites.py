@@ -1,6 +1,6 @@
-"""Suites as the papers' table: suite x temperature x concurrency; of one run, or of several side by side.
+"""Render suites as the papers' table, suite x temperature x concurrency, for one run or several side by side.
 
-All is made of plain values, those of `--json`, so that a run of another machine is rendered as one's own.
+A run is the content of its `--json` file, so runs of other machines are rendered alike.
 """
 
 import json
@@ -16,23 +16,23 @@ from ..settings import Setting
 from . import markdown, wording
 from .tables import DASH, Line, Table
 
-#: of a file with a run
+#: version of the file format
 FORMAT = 1
-#: of a cell, what names it
+#: the key of a cell
 KEYS = ("suite", "temperature", "concurrency", "setting")
-#: columns of runs side by side
+#: the columns of runs side by side
 COMPARED = ("mean acceptance length", "tokens/s a user", "tokens/s", "speedup")
-#: a run, ready for JSON
+#: the content of a run's file
 Run = Mapping[str, Any]
 
 
 def as_run(found: Mapping[str, Evaluation], notes: Iterable[str] = (), by: str | None = None) -> Run:
-    """All figures of a run, ready for JSON, with who made it, where and how.
+    """Collect the figures of a run, ready for JSON, with its author, environment and options.
 
     Args:
-        found: at least one evaluation, by place.
-        notes: what has to be said of the suites.
-        by: who measured.
+        found: the evaluations by place, one or more.
+        notes: on the suites.
+        by: the author.
     """
     header = next(iter(found.values())).header
     pairs = [(evaluation, setting) for evaluation in found.values() for setting in evaluation.settings]
@@ -56,7 +56,7 @@ def _cell(evaluation: Evaluation, setting: Setting) -> dict[str, Any]:
 
 
 def _by_category(evaluation: Evaluation, setting: Setting) -> dict[str, dict[str, Any]]:
-    """Figures of single prompts, since a batch has prompts of several categories."""
+    """Figures by category, from single prompts, since a batch has prompts of several categories."""
     ours, plain = evaluation.rows(setting), evaluation.rows(setting.baseline)
     members: dict[str, list[int]] = {}
     for index in ours.keys() & plain.keys():
@@ -78,10 +78,10 @@ def _by_category(evaluation: Evaluation, setting: Setting) -> dict[str, dict[str
 
 
 def load(path: Path) -> Run:
-    """A run from its file.
+    """Load a run from its file.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: the file holds no run.
     """
     try:
         run = json.loads(path.read_text(encoding="utf-8"))

@@ -144,7 +144,7 @@ def _figures(evaluation: Evaluation, totals: Totals) -> dict[str, str]:
 
 
 def acceptance_by_position(found: Sequence[Totals]) -> Table:
-    """For each position in a round, how often its draft token was kept."""
+    """Acceptance rates by position in a round."""
     rates = {t.setting.label: t.statistics.per_position_acceptance_rate for t in found if t.statistics and t.has_rates}
     width = max(map(len, rates.values()), default=0)
     lines = [Line(label, [*map(percent, known), *[""] * (width - len(known))]) for label, known in rates.items()]
@@ -152,7 +152,7 @@ def acceptance_by_position(found: Sequence[Totals]) -> Table:
 
 
 def speedup_by_prompt(evaluation: Evaluation, found: Sequence[Totals]) -> Table:
-    """How the speedups of single prompts, or batches, are spread."""
+    """The distribution of speedups over prompts or batches."""
     lines = []
     for setting in (of_setting.setting for of_setting in found if of_setting.speedup is not None):
         values = list(evaluation.speedups(setting).values())
@@ -163,7 +163,7 @@ def speedup_by_prompt(evaluation: Evaluation, found: Sequence[Totals]) -> Table:
 
 
 def speedup_by_place(found: Sequence[Section]) -> Table:
-    """The speedup of each setting at each place."""
+    """The speedups of settings by place."""
     at = [{t.setting.label: str(t.speedup) for t in section.totals if t.speedup is not None} for section in found]
     labels = dict.fromkeys(label for one in at for label in one)
     return Table([section.title for section in found], [Line(x, [one.get(x, "") for one in at]) for x in labels])
@@ -174,7 +174,7 @@ def _quantile(speedups: list[Speedup], share: float) -> str:
 
 
 def identical(evaluation: Evaluation, totals: Totals) -> str:
-    """How many texts equal plain decoding's, of those done both ways."""
+    """The number of texts equal to plain decoding's, of those decoded both ways."""
     if totals.num_identical is None:
         return ""
     num_known = len(evaluation.identical(totals.setting))

@@ -1,4 +1,4 @@
-"""Texts to look at: which of their tokens the draft had guessed."""
+"""Texts with draft tokens marked."""
 
 from itertools import islice
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 from ..results import Evaluation
 from ..settings import Setting
 
-#: so many prompts are shown, and of a longer one the end
+#: the number of prompts shown, and of characters of a prompt, from its end
 FEW, MAX_PROMPT_CHARACTERS = 6, 2000
 
 
 def texts(evaluation: Evaluation, setting: Setting) -> list[dict[str, Any]]:
-    """The first texts of a setting: prompt, and tokens with their chance to be kept, `None` for the target's own."""
+    """The first texts of a setting: prompts, and tokens with their probability to be kept, `None` for the target's own."""
     plain, identical = evaluation.rows(setting.baseline), evaluation.identical(setting)
     rows = (row for index, row in evaluation.rows(setting).items() if index in plain)
     return [

@@ -1,4 +1,4 @@
-"""What the figures are called and what they mean, the same in all renderings."""
+"""Names and meanings of figures, the same in all renderings."""
 
 from pathlib import Path
 
@@ -33,9 +33,9 @@ MEANINGS = {
     "counts as not kept.",
 }
 NOTHING_DRAFTED = "nothing was drafted, so each target pass brought one token, as in plain decoding."
-#: where everything is that a page has no room for
+#: where a page refers to for all figures
 REST = "Figures of every prompt: --csv FILE, or Evaluation.to_pandas('prompt'); the texts: the file of results."
-#: the same where there is little room
+#: short names, for narrow tables
 SHORT = {
     "95 % interval": "interval",
     "decoding speedup": "decoding",
@@ -59,13 +59,13 @@ def temperature(value: float) -> str:
 
 
 def unit(evaluation: Evaluation) -> str:
-    """What a single time is measured for: a prompt, or a batch of them."""
+    """The unit of a single time: a prompt, or a batch."""
     size = evaluation.header["batch_size"]
     return "prompt" if size == 1 else f"batch of {size} prompts"
 
 
 def about(evaluation: Evaluation) -> str:
-    """Where and what, in one sentence or two."""
+    """Data, options and environment in one sentence."""
     header, env = evaluation.header, evaluation.environment
     num_usable = header["num_rows"] - len(evaluation.bad_rows)
     repeats = f", {evaluation.repeats} repeats" if evaluation.repeats > 1 else ""
@@ -77,7 +77,7 @@ def about(evaluation: Evaluation) -> str:
 
 
 def progress(evaluation: Evaluation) -> str:
-    """How much of an unfinished evaluation is done; empty for a finished one."""
+    """The progress of an unfinished evaluation; empty for a finished one."""
     if evaluation.is_complete:
         return ""
     done = [len(evaluation.rows(setting)) for setting in evaluation.settings if not evaluation.failed(setting)]
@@ -87,7 +87,7 @@ def progress(evaluation: Evaluation) -> str:
 
 
 def facts(evaluation: Evaluation) -> dict[str, str]:
-    """What was evaluated, by name."""
+    """Facts of the header, by name."""
     header = evaluation.header
     dataset = header["dataset"]
     parts = {name: dataset.get(name) for name in ("config", "split", "limit")}
@@ -110,7 +110,7 @@ def described(options: dict) -> str:
 
 
 def differences(found: list[Difference]) -> str:
-    """What the list of differences is, in words."""
+    """Introduce the list of differences."""
     return (
         f"{plural(len(found), 'text')} that should equal plain decoding's, and the new token (from 0) at "
         "which each leaves it. The logit gap is between the target's two best tokens there. It is next to nothing where "
@@ -125,7 +125,7 @@ def sentence(text: str) -> str:
 
 
 def short(source: str) -> str:
-    """The name of a file or folder, without those around it; a name on the Hub is as short already."""
+    """The name of a file or folder without its parents; names on the Hub stay as they are."""
     path = Path(source)
     if path == FOLDER / "target":
         return "the embedded target"
@@ -138,5 +138,5 @@ def gap(value: float | None) -> str:
 
 
 def meaning(column: str) -> str | None:
-    """What a column means; `None` for a name of the user's, such as a score's."""
+    """The meaning of a column; `None` for a name of the user's, such as a score's."""
     return MEANINGS["over ..."] if column.startswith("over ") else MEANINGS.get(column)
