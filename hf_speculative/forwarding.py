@@ -1,4 +1,4 @@
-"""Parts around other parts: what a class does not define itself is the other's."""
+"""Forward attributes of a wrapper to the wrapped part."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

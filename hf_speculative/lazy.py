@@ -1,6 +1,6 @@
-"""Packages whose names are imported when they are first asked for (PEP 562).
+"""Import the names of a package on first use (PEP 562), so that `hf-speculative --help` does not import torch.
 
-What only declares options, `hf-speculative --help` above all, so never waits for torch and transformers.
+Code that only declares options never waits for torch and transformers.
 """
 
 import ast

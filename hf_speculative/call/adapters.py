@@ -1,4 +1,4 @@
-"""A PEFT model drafts for itself, with another adapter or without any.
+"""Draft for a PEFT model with the model itself, with another adapter or without any.
 
 PEFT's own `disable_adapter()` and `set_adapter()` flip switches on the layers that target and draft share, which another thread
 would see, and leave `requires_grad` changed. Here the draft is a shallow copy whose adapter layers have switches of their own.
@@ -67,7 +67,7 @@ def _switched(model, switches: dict, adapter_name: str | None = None) -> PreTrai
 
 
 def _adapter_layers(model) -> dict[str, nn.Module]:
-    """All modules of the model without its wrapper that switch adapters, by path."""
+    """The modules that switch adapters, by path in the unwrapped model."""
     try:
         from peft.tuners.tuners_utils import BaseTunerLayer
         from peft.utils.other import AuxiliaryTrainingWrapper
@@ -83,7 +83,7 @@ def _adapter_layers(model) -> dict[str, nn.Module]:
 
 
 def check_adapter_names(model: PreTrainedModel, num_rows: int) -> None:
-    """Refuses PEFT's `adapter_names=`, which gives each row of a call its own adapter.
+    """Refuse PEFT's `adapter_names=`, which gives each row of a call its own adapter.
 
     Raises:
         ValueError: there are several rows, of which each leaves the batch when it is done, and the names do not follow.

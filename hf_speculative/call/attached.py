@@ -1,4 +1,4 @@
-"""What `attach` leaves with a model, and how one call of `generate` goes on with it: with a draft, or plainly."""
+"""The `generate` of an attached model, and the way of one call: with a draft, or plainly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def own_generate(model):
 
 
 def attached_to(model) -> tuple[Any, SpeculativeConfig | None]:
-    """What `attach` gave a model, if it did: the draft, as `load_draft` returns it, and the settings."""
+    """The draft, as `load_draft` returns it, and the settings that `attach` gave a model; `(None, None)` without."""
     attached = own_generate(model)
     return (attached.draft_model, attached.config) if isinstance(attached, Attached) else (None, None)
 
@@ -71,7 +71,7 @@ class Attached:
 
 
 def plain_generate_of(model):
-    """The `generate` that prepares a call: the model's, but for what was attached."""
+    """The `generate` that prepares a call: the model's own, without an attached one."""
     own = own_generate(model)
     # A repository's `custom_generate/` puts a partial there, and may be what calls here.
     is_custom = isinstance(own, functools.partial) and own.keywords.get("model") is model
@@ -79,7 +79,7 @@ def plain_generate_of(model):
 
 
 def decode(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, attached_config=None):
-    """One call: plain if nothing asks for speculation, else through transformers' hook."""
+    """Decode one call: plainly if nothing asks for speculation, else through transformers' hook."""
     options, kwargs = checked(model, plain_generate, kwargs, attached_draft, attached_config)
     if options is None:
         return _plain(model, plain_generate, kwargs, attached_config)
@@ -93,7 +93,7 @@ def decode(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, a
 
 
 def _plain(model, plain_generate, kwargs: dict[str, Any], attached_config):
-    """A call without a draft: on the compiled passes of an attached model, else all transformers' own."""
+    """Decode without a draft: on the compiled passes of an attached model, else by transformers alone."""
     on_passes = on_own_passes(model, plain_generate, kwargs, attached_config)
     if on_passes is None:
         return plain_generate(**kwargs)
@@ -107,7 +107,7 @@ def _plain(model, plain_generate, kwargs: dict[str, Any], attached_config):
 
 
 def bind(generate, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Positional arguments of a model's own, bound `generate`, by name."""
+    """Bind positional arguments of a model's own `generate` to names."""
     names = list(inspect.signature(generate).parameters)
     if len(args) > len(names):
         raise TypeError(f"generate takes at most {len(names)} positional arguments, got {len(args)}")

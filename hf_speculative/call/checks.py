@@ -1,4 +1,4 @@
-"""What can be said against a call, before its first forward: the argument, the value, the way out."""
+"""Checks of a call before its first forward; errors name the argument, the value and the way out."""
 
 import inspect
 import warnings
@@ -27,17 +27,17 @@ from .generation_settings import first_given
 from .optimize import Execution
 from .statistics import Statistics
 
-#: a draft that computes this much more than its target is warned about; adapters on one of two equal models are less
+#: warn of a draft that computes this much more than its target; adapters on one of two equal models are less
 NEARLY_AS_DEAR = 1.1
-#: passes of a call without a draft, before that is told
+#: passes of a call without a draft before a warning
 ENOUGH_PASSES = 48
 LOSSY_FIELDS = ("assistant_ensemble_weight",)
-#: kept in preallocated tensors by the ragged path, and in a cache that can be taken back by the universal one
+#: kept in preallocated tensors by the ragged path, and in a cache that can be rolled back by the universal one
 STATIC_CACHES = ("static", "sliding_window", "hybrid", "hybrid_chunked")
 
 
 def check_settings(kwargs: dict[str, Any], configs: list[GenerationConfig]) -> None:
-    """What transformers would do beside a draft and what is not done here, in the call or its generation configs."""
+    """Refuse settings of the call or its generation configs that transformers has and speculation does not support."""
     for name in LOSSY_FIELDS:
         value = kwargs.get(name, first_given(*(getattr(config, name, None) for config in configs)))
         if value is not None:
@@ -53,7 +53,7 @@ def check_settings(kwargs: dict[str, Any], configs: list[GenerationConfig]) -> N
 
 
 def check_options(options: Options) -> None:
-    """What options are to each other and to this machine, as far as it can be judged without the models."""
+    """Check options against each other and this machine, without the models."""
     config = options.config
     threshold = options["assistant_confidence_threshold"]
     if threshold and options.source.counts_nodes:
@@ -75,7 +75,7 @@ def check_options(options: Options) -> None:
 
 
 def check_bitwise(options: Options, model: PreTrainedModel, path: Path, inputs: Inputs) -> None:
-    """`reproducible="bitwise"` for a target, a source or rows whose passes cannot have one shape."""
+    """Refuse `reproducible="bitwise"` for a target, source or rows whose passes cannot have one shape."""
     if not options.is_bitwise:
         if "lanes" in options.in_call:
             raise ValueError(
@@ -117,7 +117,7 @@ def refuse_other_bits(model: PreTrainedModel) -> None:
 
 
 def check_sample_method(options: Options, config: GenerationConfig, drafter: Drafter) -> None:
-    """`draft_sample_method` in a call whose draft tokens are chosen otherwise."""
+    """Refuse `draft_sample_method` in a call whose draft tokens are not sampled."""
     method = options.config.draft_sample_method
     if "draft_sample_method" not in options.in_call:  # what was attached is for calls that can use it
         return
@@ -140,7 +140,7 @@ def check_generation(
     generation_config: GenerationConfig,
     has_early_stops: bool,
 ) -> None:
-    """The call as `generate` prepared it."""
+    """Check the call after `generate` has prepared it."""
     config = generation_config
     if config.num_beams is not None and config.num_beams > 1:
         raise ValueError(
@@ -188,7 +188,7 @@ def check_source(source: DraftSource, model: PreTrainedModel) -> None:
 
 
 def warn_of_size(source: DraftSource, model: PreTrainedModel) -> None:
-    """A draft model that computes more than its target `model`."""
+    """Warn of a draft model that computes more than its target `model`."""
     draft = source.draft_model
     if draft is None:
         return
@@ -202,7 +202,7 @@ def warn_of_size(source: DraftSource, model: PreTrainedModel) -> None:
 
 
 def warn_of_no_draft(source: DraftSource, model: PreTrainedModel, statistics: Statistics) -> None:
-    """Say once a pair that the draft model was never asked, since it does not pay."""
+    """Warn, once for each pair, that the draft model was never used, since it does not pay."""
     draft, told = source.draft_model, kept_with(model).setdefault(warn_of_no_draft, WeakSet())
     if draft is None or statistics.reason is None or statistics.num_target_forwards < ENOUGH_PASSES or draft in told:
         return
@@ -215,7 +215,7 @@ def warn_of_no_draft(source: DraftSource, model: PreTrainedModel, statistics: St
 
 
 def check_path(source: DraftSource, model: PreTrainedModel, path: Path) -> None:
-    """What a source reads of the target has to be there on its path."""
+    """Check that the target's path provides what the source reads."""
     if source.needs_ragged:
         check_ragged(model, path, source.name)
     elif source.reads_states and path.name == "universal" and (reason := states_unsupported_reason(model)) is not None:
@@ -241,7 +241,7 @@ def check_whole_states(source: DraftSource, inputs: Inputs) -> None:
 
 
 def check_ragged(model, path: Path, what: str) -> None:
-    """Drafts that read the target's own layers, keys or values need the cache they lie in."""
+    """Refuse drafts that read the target's layers, keys or values, for a target without a ragged cache."""
     if path.name != "ragged":
         way_out = f"{path.way_out}, or use a draft model that decodes on its own" if path.way_out else OTHERWISE
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What can be set: `SpeculativeConfig`, which users write, and `Options`, all of one call's."""
+"""Settings: `SpeculativeConfig`, which users write, and `Options`, the resolved options of one call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .option_table import BITWISE, CONFIG, IN_CALL, ROWS, checked, documented
 class SpeculativeConfig:
     """Settings for `attach`, for a call, or for `save_pretrained`: length, source, verification, execution.
 
-    What is left open is taken from where docs/options.md says.
+    Fields that are left open have the defaults of docs/options.md.
 
     Raises:
         ValueError, TypeError: a value out of range or of another type; `num_draft_tokens` beside a `schedule`.
@@ -57,11 +57,11 @@ class SpeculativeConfig:
             )
 
     def over(self, other: SpeculativeConfig) -> SpeculativeConfig:
-        """This config, with what it leaves open taken from `other`."""
+        """This config, with open fields taken from `other`."""
         names = [f.name for f in fields(self)]
         chosen = {n: first_given(getattr(self, n), getattr(other, n)) for n in names}
         if self.num_draft_tokens is not None:
-            chosen["schedule"] = None  # the nearer word about the draft length counts
+            chosen["schedule"] = None  # a given length overrides the other config's schedule
         elif self.schedule is not None:
             chosen["num_draft_tokens"] = None
         return SpeculativeConfig(**chosen)
@@ -80,7 +80,7 @@ def as_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Options:
-    """One call's options, resolved. `options["name"]` is what was said about one that is no source of drafts."""
+    """The resolved options of one call. `options["name"]` is the given value of an option that is no source of drafts."""
 
     source: DraftSource
     num_draft_tokens: int
@@ -108,5 +108,5 @@ class Options:
 
     @property
     def is_bitwise(self) -> bool:
-        """Passes of the target have one shape."""
+        """Whether passes of the target have one shape."""
         return self.config.reproducible == BITWISE

@@ -1,4 +1,4 @@
-"""What transformers' `generate` hands over to: it puts the parts together, runs the loop and returns what was asked for."""
+"""The decoding function that transformers' `generate` calls: it builds the parts, runs the loop and returns the output."""
 
 import functools
 from collections.abc import Callable, Generator
@@ -45,19 +45,19 @@ class Declined(Exception):
 
 
 class CannotRefill(Exception):
-    """A part of the call keeps its rows together, so that they have to start together, too."""
+    """A part of the call keeps its rows together, so that they have to start together as well."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What one call runs with; nothing has been run yet.
+    """The parts of one call, before anything has been run.
 
     Attributes:
         inputs: the call, as the target's own `generate` prepared it.
         cache: the user's own `past_key_values`, if given.
-        generator: what a sampled call draws from, if that is known.
+        generator: of a sampled call, if it is known.
         learned: what earlier calls have learned.
-        ranks: who decides, where several processes run the target together.
+        ranks: the process or group that decides, where several run the target together.
     """
 
     inputs: Inputs
@@ -100,7 +100,7 @@ class Parts:
 
 
 class SpeculativeDecoding:
-    """What transformers' `generate` hands over to once all is prepared.
+    """The decoding function that transformers' `generate` calls once all is prepared.
 
     Args:
         rows_go_on: beyond a stop of their own, where plain `generate` lets them; else each ends on its own.
@@ -121,7 +121,7 @@ class SpeculativeDecoding:
         inputs_tensor: Tensor | None = None,
         **model_kwargs,
     ) -> Generator[tuple[Round, Statistics], None, Any]:
-        """Generate a round at a time, each when it is asked for, with the counts so far.
+        """Generate one round at a time, with the counts so far.
 
         The generator's own result is what `generate` returns.
         """
@@ -219,7 +219,7 @@ class SpeculativeDecoding:
         )
 
     def _check(self, model: PreTrainedModel, inputs: Inputs, stopping: CriteriaStopping) -> Cache | None:
-        """Whatever can be said against the call before its parts are made; gives the user's own cache, if there is one."""
+        """Check the call before its parts are made; returns the user's own cache, if there is one."""
         checks.check_generation(
             self.options, model, inputs.input_ids, inputs.generation_config, stopping.rows_may_differ
         )
@@ -243,7 +243,7 @@ class SpeculativeDecoding:
         batch.wait_beyond(limit)
 
     def _run(self, parts: Parts, output: Output) -> Generator[tuple[Round, Statistics], None, Statistics]:
-        """All rounds; what was counted is published, whatever ends them."""
+        """Run all rounds, and publish the counts even if an error ends them."""
         drafter, statistics = parts.drafter, Statistics(num_calls=1)
         parts.ranks.begin(parts.generator)
         parts.schedule.begin(parts.batch, parts.learned.costs)
@@ -275,7 +275,7 @@ class SpeculativeDecoding:
 
     @staticmethod
     def _finish(parts: Parts, output: Output, statistics: Statistics):
-        """What `generate` returns; the user's cache is brought up to it, and memory let go."""
+        """Make the output of `generate`, update the user's cache, and release memory."""
         inputs, as_dict = parts.inputs, bool(parts.inputs.generation_config.return_dict_in_generate)
         sequences, stored = output.sequences(), None
         if as_dict or parts.cache is not None:

@@ -1,4 +1,4 @@
-"""What a call of `generate` says, by keyword or in a `generation_config`."""
+"""Settings of a call of `generate`, from keywords and generation configs."""
 
 import copy
 from typing import Any
@@ -7,12 +7,12 @@ from transformers import GenerationConfig
 
 
 def first_given(*values):
-    """The first that is not `None`; `None` if all are."""
+    """The first value that is not `None`."""
     return next((value for value in values if value is not None), None)
 
 
 def generation_configs(model, kwargs: dict[str, Any]) -> list[GenerationConfig]:
-    """The call's own and the model's, as far as there are any."""
+    """The generation configs of the call and the model, if there are any."""
     configs = (kwargs.get("generation_config"), getattr(model, "generation_config", None))
     return [config for config in configs if config is not None]
 

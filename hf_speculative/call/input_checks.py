@@ -1,4 +1,4 @@
-"""What a call gives to read: prompts, masks, embeddings, caches. Refused before the first forward, with the way out."""
+"""Checks of a call's inputs before its first forward: prompts, masks, embeddings, caches."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +12,7 @@ from .configuration import Options
 
 
 def check_ids(kwargs: dict) -> None:
-    """The prompt, as it was given.
+    """Check the prompt as it was given.
 
     Raises:
         TypeError: it is no tensor.
@@ -31,7 +31,7 @@ def check_ids(kwargs: dict) -> None:
 
 
 def check_inputs(options: Options, model: PreTrainedModel) -> None:
-    """What the call gives to read, as far as no device and no encoder has to be asked.
+    """Check the inputs, without reading from the device or running an encoder.
 
     Raises:
         TypeError: ids that are no whole numbers.
@@ -56,7 +56,7 @@ def check_inputs(options: Options, model: PreTrainedModel) -> None:
 
 
 def check_healing(model, kwargs: dict, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """What `token_healing` needs.
+    """Check the inputs for `token_healing`.
 
     Raises:
         ValueError: no tokenizer, no ids, or padding that only an attention mask can tell.
@@ -84,7 +84,7 @@ def check_healed(healed: Tensor, ids: Tensor) -> None:
 
 
 def check_prompt(model: PreTrainedModel, inputs: Inputs) -> None:
-    """The prompt of a model without an encoder and other embeddings than its ids'.
+    """Check the prompt of a decoder-only model that reads ids alone.
 
     Raises:
         ValueError: it is empty, has a mask of another shape, or ids that a model of text alone has no embedding for.
@@ -123,7 +123,7 @@ def check_known_ids(model: PreTrainedModel, ids: Sequence[int], what: str) -> No
 def check_cache(
     cache, input_ids: Tensor, generation_config: GenerationConfig, attention_mask: Tensor | None, source: DraftSource
 ) -> None:
-    """A cache that the user gave.
+    """Check the user's own cache.
 
     Raises:
         ValueError: it is of a kind that cannot be taken back, the ids are not those of the whole sequence, or drafts read

@@ -1,7 +1,7 @@
-"""What earlier calls have learned about a pair: what rounds cost, and how drafts were accepted.
+"""What earlier calls learned about a pair: costs of rounds, and acceptance of drafts.
 
-A call whose tokens depend on how many are drafted, sampled and not `reproducible`, goes by costs that change once a batch size:
-else the same seed would give other tokens in every later call.
+The tokens of sampled calls without `reproducible` depend on draft lengths. Such calls use costs that change only once for each
+batch size, so that a seed gives the same tokens in later calls.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..schedules import RoundCosts, Timed
 from ..types import Costs
 from .configuration import Options
 
-#: verifying a draft token beside a plain step, where no round was timed: at least this much; and the tokens of a pass that
-#: computes for as long as it reads the weights, on a CPU and on anything else
+#: assumed costs until a round was timed: the least of verifying a draft token, in plain steps, and the tokens of a pass whose
+#: computation takes as long as reading the weights, on a CPU and on other devices
 LEAST_VERIFICATION = 0.05
 BALANCE_ON_CPU, BALANCE = 32, 256
 
@@ -32,7 +32,7 @@ _costs: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[object, dict[tuple,
 
 
 class Learned:
-    """The place in memory for what calls like this one have learned; it goes with the models.
+    """What calls like this one learned, kept in memory as long as the models.
 
     Attributes:
         costs: what rounds cost by number of rows, as far as this call may know.
@@ -74,22 +74,22 @@ class Learned:
         )
 
     def timed(self, schedule: Schedule) -> Schedule:
-        """`schedule`, whose rounds tell later calls what they cost."""
+        """Wrap `schedule` so that its rounds are timed for later calls."""
         return Timed(schedule, self._costs) if self.is_timed and schedule.weighs_costs else schedule
 
     def start(self, schedule: Schedule) -> None:
-        """The schedule begins with what earlier ones have learned."""
+        """Start the schedule from what earlier calls learned."""
         known = self.place.get(self.kind)
         if self.is_kept and known is not None and schedule.learned is not None:
             schedule.learned = known
 
     def keep(self, schedule: Schedule) -> None:
-        """Later calls begin with what `schedule` has learned."""
+        """Keep what `schedule` learned for later calls."""
         if self.is_kept and schedule.learned is not None:  # not of one that drafts nothing
             self.place[self.kind] = schedule.learned
 
 
 def _verification(device: torch.device, num_rows: int) -> float:
-    """Plain steps of a token more in each row: a pass reads weights once, and computes for each."""
+    """The assumed cost, in plain steps, of one more token in each row: weights are read once, computation is per token."""
     share = num_rows / (BALANCE_ON_CPU if device.type == "cpu" else BALANCE)
     return max(LEAST_VERIFICATION, share / (1 + share))

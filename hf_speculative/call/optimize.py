@@ -1,4 +1,4 @@
-"""`optimize`: how passes run on a device, and the packed weights of an attached model."""
+"""The option `optimize`: how passes run on a device, and packed weights of an attached model."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..models import artifacts, packing
 
 @dataclass(frozen=True)
 class Execution:
-    """How the passes of a call run.
+    """How the passes of a call are executed.
 
     Attributes:
-        packs: linear layers of an attached model lie packed; "auto": those whose products are faster so.
-        compile: passes are compiled; "auto": where a file for them is there, and one is made in the background.
-        captures: passes are captured as CUDA graphs.
+        packs: pack the linear layers of an attached model; "auto": those that are faster packed.
+        compile: compile passes; "auto": use a compiled file if there is one, and make it in the background.
+        captures: capture passes as CUDA graphs.
     """
 
     packs: bool | str = False

@@ -1,4 +1,4 @@
-"""The table of options: a new one is a row here, and what needs it asks `Options` by its name.
+"""The table of options: a new option is a row here, and code reads it from `Options` by name.
 
 The resolver (`options.py`), `SpeculativeConfig`, the commands and docs/options.md read it. Importing it imports nothing heavy.
 """
@@ -34,7 +34,7 @@ CONFIG = "SpeculativeConfig"
 GENERATION_CONFIG = "generation_config"
 DRAFTS_OWN = "the draft's generation_config"
 
-#: what becomes of an option in a call without a draft
+#: how a call without a draft treats an option
 REFUSED = "refused"
 HOLDS = "plain decoding does that anyway"
 HANDED_ON = "transformers knows it too"
@@ -45,13 +45,13 @@ class Option:
     """One row.
 
     Attributes:
-        places: where it may come from.
+        places: the places that may set it.
         default: the default, in words.
         help: one line, for docs/options.md, `--help` and docstrings.
         aliases: names that mean the same.
-        is_source: it asks for a source of drafts itself.
-        without_draft: what becomes of it in a call without a draft.
-        page: the page of docs/ that says more.
+        is_source: it asks for a source of drafts.
+        without_draft: how a call without a draft treats it.
+        page: its page of docs/.
     """
 
     name: str
@@ -216,9 +216,9 @@ GROUPS = {
 OPTIONS = tuple(option for rows in GROUPS.values() for option in rows)
 #: rows by all of their names
 ROWS = {name: option for option in OPTIONS for name in option.names}
-#: what a call may give; transformers' own names always
+#: options that a call may give; transformers' own names always
 IN_CALL = tuple(name for name, option in ROWS.items() if CALL in option.places or name in option.aliases)
-#: what a file or a command line may say about drafting, beside the draft model and what is the caller's own responsibility
+#: drafting options for files and command lines, without the draft model and the caller's own responsibilities
 DRAFTING = tuple(
     name
     for name, option in ROWS.items()
@@ -232,7 +232,7 @@ CONFIGURED_SOURCES = tuple(name for name in SOURCES if GENERATION_CONFIG in ROWS
 
 
 def checked(name: str, value) -> Any:
-    """The value of an option as Python's own type; `None` is none.
+    """Check the value of an option, and return it as Python's own type; `None` stays.
 
     Raises:
         ValueError, TypeError: it is out of range, or of another type.
@@ -249,7 +249,7 @@ def unknown_reason(name: str) -> str | None:
 
 
 def documented(place: str) -> Callable[[T], T]:
-    """Adds the options that `place` may give to a docstring."""
+    """Add the options of `place` to a docstring."""
 
     def add(thing: T) -> T:
         rows = [option for option in OPTIONS if place in option.places]

@@ -1,6 +1,6 @@
-"""Types of options with their ranges: a value is checked once, here, and becomes one of Python's own.
+"""Types of options with their ranges: each value is checked here, once, and converted to Python's own type.
 
-Importing this imports nothing heavy, for `--help` is made from it: classes are named, and looked up when there is a value.
+Importing this imports nothing heavy, since `--help` is made from it: classes are named, and looked up to check a value.
 """
 
 import difflib
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 from ..names import AND
 
-#: so like another a name has to be that it is taken for a slip (`difflib`)
+#: the similarity (`difflib`) from which a name is taken for a misspelt one
 CLOSE = 0.8
 NO_DRAFTS = "drafts nothing: give 1 or more, or `draft_model=None` for plain decoding."
 
@@ -26,10 +26,10 @@ class OptionType(Protocol):
 
     @property
     def written_as(self) -> type | None:
-        """As which of Python's types it is written in a file or on a command line; `None` if it cannot be."""
+        """Its Python type in files and on command lines; `None` if it has none."""
 
     def checked(self, name: str, value) -> Any:
-        """The value of the option `name`, as Python's own type.
+        """Check the value of the option `name`, and return it as Python's own type.
 
         Raises:
             TypeError: it is of another type.
@@ -39,7 +39,7 @@ class OptionType(Protocol):
 
 @dataclass(frozen=True)
 class WholeNumber:
-    """Numpy's integers are, True is not."""
+    """Any `numbers.Integral` except bool."""
 
     otherwise: str = NO_DRAFTS
     minimum: int = 1
@@ -93,7 +93,7 @@ class PositiveNumber:
 
 @dataclass(frozen=True)
 class Flag:
-    """Numpy's truth values are, 1 and 0 are not."""
+    """A bool or `numpy.bool_`, not 1 or 0."""
 
     text: ClassVar[str] = "True or False"
     written_as: ClassVar[type] = bool
@@ -106,7 +106,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class FlagOr(Flag):
-    """True, False, or a word; on a command line a flag."""
+    """True, False, or a word; a flag on a command line."""
 
     word: str
 
@@ -178,7 +178,7 @@ class Name:
 
     names: tuple[str, ...] = ()
     instance: Instance | None = None
-    #: how to get what no name stands for
+    #: how to load objects that no name stands for
     otherwise: str = ""
     written_as: ClassVar[type] = str
 
@@ -268,5 +268,5 @@ def wrong_type(name: str, value, text: str) -> TypeError:
 
 
 def close_to(name: str, names: Iterable[str]) -> str | None:
-    """What `name` is a slip of, if it is like one of `names`."""
+    """The one of `names` that `name` probably misspells; `None` if it resembles none."""
     return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=CLOSE)), None)

@@ -1,4 +1,4 @@
-"""Where each option of a call comes from.
+"""Resolve the options of a call.
 
 The order is: the call, what was attached, the target's generation_config, the draft's generation_config, our default. Nothing
 is dropped in silence: an option that would have no effect raises.
@@ -39,18 +39,18 @@ from .option_table import (
 from .option_types import shown
 
 DEFAULT_NUM_DRAFT_TOKENS = 5
-#: what says how much to draft, the schedule's name last
+#: options about the draft length, the schedule's name last
 LENGTH_OPTIONS = ("num_draft_tokens", "assistant_confidence_threshold", "num_assistant_tokens_schedule")
-#: what holds for passes of one shape without a draft, too
+#: options that also hold for passes of one shape without a draft
 OF_PASSES = ("speculative_config", "optimize", "generator")
 
 
 class _Call:
-    """What a call says.
+    """The options that a call gives.
 
     Attributes:
-        given: options by their own names, those that are `None` left out.
-        spelled: the names that they were given by.
+        given: options by their own names, without those that are `None`.
+        spelled: the names under which they were given.
         others: the other keywords.
         config: its `speculative_config`.
         configs: generation configs, its own and the target's.
@@ -76,7 +76,7 @@ class _Call:
         self.spelled.setdefault(own, name)
 
     def source(self, name: str, configs: Iterable[GenerationConfig]) -> Any:
-        """What the call or `configs` say about a source of drafts; `None` if nothing, or no."""
+        """The source of drafts that the call or `configs` ask for; `None` if they ask for none."""
         value = first_given(self.given.get(name), getattr(self.config, name, None))
         if value is None and name in CONFIGURED_SOURCES:
             value = configured(name, configs)
@@ -85,16 +85,16 @@ class _Call:
 
     @property
     def names(self) -> frozenset[str]:
-        """Options that it gives, be it by its config."""
+        """Options that it gives, by keyword or in its config."""
         return frozenset([*self.given, *(name for name, value in vars(self.config).items() if value is not None)])
 
     def settings(self) -> SpeculativeConfig:
-        """What the call says by keywords for which `SpeculativeConfig` has a field, then by its own config."""
+        """Settings of the call: keywords with a field in `SpeculativeConfig`, then its own config."""
         own = {name: value for name, value in self.given.items() if CONFIG in ROWS[name].places}
         return SpeculativeConfig(**own).over(self.config)
 
     def refuse(self, names: Iterable[str], why: str) -> None:
-        """Refuse those of `names` that the call gives, be it by its config."""
+        """Refuse those of `names` that the call gives, by keyword or in its config."""
         said = vars(self.config) | self.given
         useless = [name for name in names if said.get(name) is not None]
         if len(useless) > 1 and "speculative_config" in useless:  # whose fields are named
@@ -104,7 +104,7 @@ class _Call:
             raise ValueError(f"{listed} has no effect {why}.")
 
     def refuse_for(self, source: DraftSource, config: SpeculativeConfig) -> None:
-        """Refuse what has no effect on drafts of this source, be it by the resolved `config`."""
+        """Refuse options without an effect on this source, in the call or in the resolved `config`."""
         own = source.options()
         for name, value in (vars(config) | self.given).items():
             if value is None or name in own or ROWS[name].without_draft != REFUSED:
@@ -118,7 +118,7 @@ class _Call:
 
 
 def configured(name: str, configs: Iterable[GenerationConfig]) -> Any:
-    """What the first of `configs` that says anything about an option says."""
+    """The value of an option in the first of `configs` that has one."""
     return first_given(*(getattr(config, own, None) for config in configs for own in ROWS[name].names))
 
 
@@ -206,9 +206,9 @@ def _without_draft(attached: SpeculativeConfig) -> SpeculativeConfig:
 
 
 def _how_much(source: DraftSource, values: dict[str, Any]) -> dict[str, Any]:
-    """How many tokens are drafted, by which schedule."""
+    """The number of draft tokens, and the schedule."""
     length = first_given(source.num_draft_tokens, values["num_draft_tokens"])
-    # Who names a number of tokens gets it; the number that comes with a source means "up to".
+    # An explicit number is used as it is; a source's number is an upper bound.
     default_schedule = "adaptive" if length is None or source.num_draft_tokens is not None else "constant"
     name = first_given(values["num_assistant_tokens_schedule"], default_schedule)
     default = source.most_tokens if name == "adaptive" else DEFAULT_NUM_DRAFT_TOKENS
@@ -222,7 +222,7 @@ def _how_much(source: DraftSource, values: dict[str, Any]) -> dict[str, Any]:
 def _value(
     option: Option, config: SpeculativeConfig, given: dict[str, Any], levels: dict[str, list[GenerationConfig]]
 ) -> Any:
-    """What the call or what was attached says about an option, else the first of the generation configs that may."""
+    """The value of an option in the call or what was attached, else in the first generation config that may set it."""
     nearer = first_given(getattr(config, option.name, None), given.get(option.name))
     if nearer is not None:
         return nearer
@@ -232,7 +232,7 @@ def _value(
 
 
 def _for_transformers(model, kwargs: dict[str, Any], call: _Call) -> dict[str, Any]:
-    """What goes on to transformers' `generate`: what is handled here must not reach it, it would choose a mode of its own."""
+    """The keywords for transformers' `generate`, without those handled here, which would switch it to another mode."""
     own = [name for name, option in ROWS.items() if GENERATION_CONFIG in option.places]
     said = [name for name in own if any(getattr(config, name, None) is not None for config in call.configs)]
     hidden: dict[str, Any] = dict.fromkeys(said)
@@ -243,7 +243,7 @@ def _for_transformers(model, kwargs: dict[str, Any], call: _Call) -> dict[str, A
 
 
 def check_names(model, names: Iterable[str]) -> None:
-    """A misspelt option, found before a draft is loaded. transformers finds it later, or not at all, and suggests nothing.
+    """Refuse misspelt options before a draft is loaded; transformers finds them later, or not at all.
 
     Raises:
         TypeError: a name that neither `generate` nor the model knows is close to that of an option.
@@ -257,7 +257,7 @@ def check_names(model, names: Iterable[str]) -> None:
 
 
 def plain_kwargs(model, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """A call without a draft, as transformers' `generate` takes it."""
+    """The keywords of a call without a draft for transformers' `generate`."""
     plain = {n: value for n, value in kwargs.items() if n not in IN_CALL or ROWS[n].without_draft == HANDED_ON}
     plain = with_grammar(
         unwrap(model, "model"), plain, checked("grammar", plain.pop("grammar", None)), plain.get("tokenizer")

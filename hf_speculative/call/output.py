@@ -1,4 +1,4 @@
-"""From rounds to what `generate` returns and streams. Consumes `Round`s; the loop does not know of it."""
+"""Make what `generate` returns and streams from `Round`s; the loop does not know of it."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ from .statistics import Statistics
 
 
 class Speculation:
-    """What an output tells beside transformers' own fields, as attributes only: pipelines and Whisper pass every field on.
+    """Attributes of outputs beside transformers' fields; no fields themselves, since pipelines and Whisper pass these on.
 
     Attributes:
         from_draft: `(batch, new)` bool, which of the new tokens the draft had guessed.
@@ -45,7 +45,7 @@ class GenerateSpeculativeEncoderDecoderOutput(GenerateEncoderDecoderOutput, Spec
 
 
 def output_names(model: PreTrainedModel, config: GenerationConfig) -> tuple[str, ...]:
-    """What of the model's outputs the call asks for, under the names that the model gives them."""
+    """The model's outputs that the call asks for, by the model's names."""
     if not config.return_dict_in_generate:
         return ()
     names = {
@@ -135,7 +135,7 @@ class Output(Rows):
     def as_dict(
         self, inputs: Inputs, past_key_values, statistics: Statistics
     ) -> GenerateSpeculativeOutput | GenerateSpeculativeEncoderDecoderOutput:
-        """What `return_dict_in_generate=True` asks for."""
+        """The output under `return_dict_in_generate=True`."""
         fields: dict[str, Any] = {"sequences": self.sequences(), "past_key_values": past_key_values}
         fields |= {name: self._steps(name) for name in self.kept} | {
             name: self._layers(name) for name in self.kept_layers

@@ -1,4 +1,4 @@
-"""Which parts a call gets: target, drafter, schedule, sampler, rule."""
+"""Build the parts of a call: target, drafter, schedule, sampler, rule."""
 
 import copy
 import warnings
@@ -36,7 +36,7 @@ from .output import output_names
 def target_and_drafter(
     options: Options, model: PreTrainedModel, inputs: Inputs, inputs_tensor: Tensor | None
 ) -> tuple[CachedModel, Drafter]:
-    """The target with its cache, and who drafts for it.
+    """Build the target with its cache, and the drafter.
 
     Args:
         inputs: the call as the target's `generate` prepared it.
@@ -65,7 +65,7 @@ def target_and_drafter(
 
 
 def _of_one_shape(options: Options, model: PreTrainedModel, target: CachedModel, num_rows: int) -> FixedShape:
-    """`target`, whose passes are static, in passes of one shape, if that fixes its bits on this machine."""
+    """Wrap `target` in passes of one shape, if that fixes its bits on this machine."""
     rows_at_once = options.rows_at_once or num_rows
     fixed = FixedShape(target, options.config.lanes or rows_at_once)  # type: ignore[arg-type]
     if not fixes_bits(model, fixed, min(num_rows, rows_at_once)):
@@ -74,7 +74,7 @@ def _of_one_shape(options: Options, model: PreTrainedModel, target: CachedModel,
 
 
 class WithinColumns(WrappedSchedule):
-    """`schedule`, with drafts that fit into a pass of a constant number of columns."""
+    """`schedule`, limited to drafts that fit into a pass of a constant number of columns."""
 
     def plan(self, batch: Batch) -> list[int]:
         return [min(num, NUM_COLUMNS - 1) for num in self.schedule.plan(batch)]
@@ -99,7 +99,7 @@ def _schedule(options: Options) -> Schedule:
 
 
 class WithinReach(WrappedSchedule):
-    """`schedule`, in rounds in which processors take what is ahead of the text; nothing is drafted in others."""
+    """`schedule` in rounds in which processors can look ahead of the text; no draft in others."""
 
     def __init__(self, schedule: Schedule, processors: Processors):
         super().__init__(schedule)
@@ -115,14 +115,14 @@ class WithinReach(WrappedSchedule):
 
 
 def within_reach(schedule: Schedule, processors: Processors) -> Schedule:
-    """`schedule`, or less where processors have to be called once a token and in order."""
+    """`schedule`, limited where processors have to be called once a token and in order."""
     if processors.lookahead_unsupported_reason is not None:
         warnings.warn(f"nothing is drafted in this call: {processors.lookahead_unsupported_reason}", stacklevel=2)
     return WithinReach(schedule, processors) if processors.have_memory else schedule
 
 
 def kept_together(schedule: Schedule, target: CachedModel, drafter: Drafter) -> Schedule:
-    """`schedule`, for parts that work best on rows of similar length."""
+    """`schedule`, with aligned rows for parts that work best on rows of similar length."""
     return AlignRows(schedule) if target.keeps_rows_together or drafter.keeps_rows_together else schedule
 
 
@@ -138,19 +138,19 @@ def make_sampler(
 
 
 def drawn_from(own: SpeculativeConfig, device: torch.device) -> torch.Generator | None:
-    """The generator that a sampled call draws from; `None` where torch has no global one that is known here."""
+    """The generator of a sampled call; `None` where no global one of the device is known."""
     if own.generator is None and device.type in ("cpu", "cuda"):
         return default_generator(device)
     return own.generator
 
 
 def make_ranks(options: Options, model: PreTrainedModel) -> SingleProcess:
-    """Who decides in a call: one process for itself, or the first of several ranks for all."""
+    """The process or group that decides in a call: one process for itself, or the first of several ranks for all."""
     return ranks_of(model, options.source.draft_model, draft_reads_target=options.source.reads_target)
 
 
 def may_branch(drafter: Drafter, model: PreTrainedModel, target: CachedModel, sampler: Sampler, rule: Rule) -> bool:
-    """Whether the drafter branches and may: all other parts take trees."""
+    """Whether the drafter makes trees and all other parts take them."""
     parts_do = all(part.takes_trees for part in (target, sampler, rule))
     return parts_do and drafter.branches_with(sampler) and fits_trees(model)
 

@@ -1,4 +1,4 @@
-"""Plain decoding of an attached model on its compiled passes: rounds without a draft, where those are faster."""
+"""Decode an attached model plainly on its compiled passes, by rounds without a draft, where these are faster."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ from .generation_settings import setting_of
 from .optimize import execution_of
 from .preparation import checked
 
-#: nothing is drafted, so there is nothing to measure either
+#: without a draft there are no costs to measure
 NO_DRAFT = {"draft_model": Nothing(), "speculative_config": SpeculativeConfig(schedule=Constant(0))}
-#: what a call may give beside settings of `GenerationConfig`; all else is for transformers' own steps
+#: keywords that such a call may have beside settings of `GenerationConfig`; others need transformers' own steps
 TAKEN = {
     "inputs",
     "input_ids",
@@ -26,7 +26,7 @@ TAKEN = {
     "streamer",
     "tokenizer",
 }
-#: outputs of steps, which plain decoding goes on computing for rows that have ended
+#: outputs of steps, which plain decoding computes for rows that have ended as well
 OF_STEPS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 

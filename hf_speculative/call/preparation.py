@@ -1,4 +1,4 @@
-"""From the keywords of one `generate` to what the loop and transformers are given, all checked before the first forward."""
+"""Prepare a call: from the keywords of `generate` to checked options, and the keywords for transformers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from .options import check_names, plain_kwargs, read_options
 def checked(
     model, plain_generate, kwargs: dict[str, Any], attached_draft, attached_config
 ) -> tuple[Options | None, dict[str, Any]]:
-    """One call's options, `None` for a plain one, and what transformers' `generate` is given."""
+    """The options of a call, `None` for a plain one, and the keywords for transformers' `generate`."""
     input_checks.check_ids(kwargs)
     options = prepare(model, kwargs, attached_draft, attached_config)
     if options is None:
@@ -69,7 +69,7 @@ def _within_longest(options: Options, target: PreTrainedModel) -> Options:
 
 
 def with_stop_strings(model, options: Options) -> dict[str, Any]:
-    """transformers' hook drops the tokenizer that stop strings need, so their criterion is made here."""
+    """Make the criterion of stop strings, whose tokenizer transformers' hook drops."""
     kwargs = dict(options.generate_kwargs)
     stop_strings = setting_of(model, kwargs, "stop_strings")
     if stop_strings is None:
@@ -84,7 +84,7 @@ def with_stop_strings(model, options: Options) -> dict[str, Any]:
 
 
 def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> dict[str, Any]:
-    """`token_healing` needs the tokenizer as well: the last token of each row's prompt is chosen anew, by plain decoding."""
+    """Apply `token_healing`, which needs the tokenizer: plain decoding chooses the last token of each prompt again."""
     if not setting_of(model, kwargs, "token_healing"):
         return kwargs
     if models_in_step(options["synced_gpus"], model, options.source.draft_model):
@@ -104,7 +104,7 @@ _loaded: WeakKeyDictionary[PreTrainedModel, dict[str, Any]] = WeakKeyDictionary(
 
 
 def load_draft(draft_model, target: PreTrainedModel) -> Any:
-    """The `draft_model` of a call or of `attach`, checked, with a model in the place of its name.
+    """Check the `draft_model` of a call or of `attach`, and load it if it is a name.
 
     A name is loaded once per target, with its dtype and on its device.
     """

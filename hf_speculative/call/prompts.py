@@ -1,4 +1,4 @@
-"""What `generate_batches` is given: settings that hold for every row, and prompts of several kinds."""
+"""Inputs of `generate_batches`: settings for every row, and prompts of several kinds."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -35,7 +35,7 @@ MEANINGLESS = {
     "max_time": "it would end rows that have just begun: stop iterating instead",
     "token_healing": "it changes prompts, which are handed back as they came",
 }
-#: of those, what would do harm from the model's own generation config, too
+#: those that have to be reset in the model's own generation config as well
 CHANGES_ROWS = ("num_return_sequences", "max_time", "token_healing")
 
 #: defaults of transformers' continuous batching that differ from those of its `generate`

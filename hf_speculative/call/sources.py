@@ -1,4 +1,4 @@
-"""Which source of drafts a call asks for; the sources lie in `drafting/`, a file each."""
+"""Find the source of drafts that a call asks for; the sources lie in `drafting/`, one file each."""
 
 from dataclasses import fields
 from typing import Any, cast
@@ -24,7 +24,7 @@ from ..drafting.texts import (
 from ..names import AND
 from .option_table import CONFIG, CONFIGURED_SOURCES, DRAFTS, OPTIONS, REFUSED, checked
 
-#: in the order in which they are asked whether a value is theirs, and in which a `generation_config` is read
+#: in the order in which values are matched and a `generation_config` is read
 SOURCES: tuple[type[DraftSource], ...] = (
     DSparkSource,
     DFlashSource,
@@ -67,7 +67,7 @@ def source_of(argument: str, value, options: dict[str, Any] | None = None) -> Dr
 
 
 def with_forced_tokens(source: DraftSource, has_grammar: bool) -> DraftSource:
-    """A source beside which tokens that a grammar forces are drafted, if the call has one.
+    """Add drafts of the tokens that the call's grammar forces to a source.
 
     Raises:
         ValueError: there is none, and nothing else was asked for.
@@ -92,11 +92,11 @@ def is_configured(generation_config) -> bool:
 
 
 def asked_with(option: str) -> list[str]:
-    """How the sources that an option is about are asked for."""
+    """How the sources to which an option belongs are asked for."""
     return list(dict.fromkeys(kind.asked_by() for kind in SOURCES if option in kind.options()))
 
 
-#: fields of `SpeculativeConfig` that are about some sources only
+#: fields of `SpeculativeConfig` that belong to some sources only
 SETTINGS_OF_ONE = tuple(
     option.name
     for option in OPTIONS

@@ -1,4 +1,4 @@
-"""Counts of what speculation did, in vLLM's names. Consumes `Round`s; the loop does not know of it."""
+"""Statistics of speculation under vLLM's names, counted from `Round`s; the loop does not know of them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Can this draft guess for this target, how, and is it worth it? Asked before a pair is put to work: `check`."""
+"""Check a pair before use: can this draft guess for this target, how, and is it worth it?"""

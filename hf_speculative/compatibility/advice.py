@@ -1,4 +1,4 @@
-"""Is it worth it? What short evaluations at several batch sizes say together, in plain words."""
+"""Advise on a draft, from short evaluations at several batch sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`check`: whether a pair works together, by which paths, and, where asked for, whether it is worth it."""
+"""The function `check`: whether a pair works together, by which paths, and whether it is worth it."""
 
 import time
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Where two texts of one model differ, and why: a tie within rounding, or something else. `audit`."""
+"""The function `audit`: where two texts of one model differ, and whether rounding explains it."""
 
 import copy
 import functools
@@ -101,7 +101,7 @@ def audit_texts(
 
 
 def _exact(model: PreTrainedModel) -> Callable[[], PreTrainedModel]:
-    """A copy in float64, made where it is asked for first."""
+    """A function that returns a copy in float64, made in its first call."""
     return functools.cache(lambda: copy.deepcopy(model).double())
 
 

@@ -1,4 +1,4 @@
-"""Is it the right head, read the right way? A head whose first tokens are seldom kept is read in other ways as well.
+"""Examine a head whose first tokens are seldom accepted: try other readings of its config.
 
 Which hidden states a head reads is an index in its config, and publishers count differently: states before a layer or after it.
 The residual's flag has different defaults. Either mistake runs without an error and costs most of the acceptance (vLLM

@@ -1,4 +1,4 @@
-"""Which path a model takes, proved by comparing logits: through its cache, with tokens taken back, against plain ones."""
+"""Find the path of a model, and prove it by comparing logits, with rollbacks in between, with plain ones."""
 
 from dataclasses import dataclass
 from pathlib import PurePath

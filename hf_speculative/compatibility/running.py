@@ -1,4 +1,4 @@
-"""Which sources are tried on a target, and the short evaluation that tries them."""
+"""Try sources of drafts on a target by a short evaluation."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

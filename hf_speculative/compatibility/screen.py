@@ -1,4 +1,4 @@
-"""The answer of `check` on a terminal."""
+"""Print the results of `check` and `audit`."""
 
 from rich.console import Console
 from rich.table import Table
@@ -48,7 +48,7 @@ def print_answer(console: Console, answer: Compatibility) -> None:
 
 
 def print_advice(console: Console, advice: Advice) -> None:
-    """What was measured, and the verdict, which comes last."""
+    """Print the measurements, then the verdict."""
     sizes = [f"{role} {size / 1e6:,.1f} million" for role, size in advice.parameters.items()]
     console.print(f"\nParameters: {', '.join(sizes)}.")
     print_tables(console, {f"batch {size}": evaluation for size, evaluation in advice.evaluations.items()})
@@ -57,7 +57,7 @@ def print_advice(console: Console, advice: Advice) -> None:
 
 
 def print_audits(console: Console, tokenizer: PreTrainedTokenizerBase, audits: dict[int, Audit | None]) -> bool:
-    """A line for each row whose texts differ, then how many are ties; whether all are."""
+    """Print a line for each row whose texts differ, then the number of ties; returns whether all are ties."""
     differ = {row: audit for row, audit in audits.items() if audit is not None}
     for row, audit in differ.items():
         first, second = [repr(text) for text in tokenizer.batch_decode([[token] for token in audit.tokens])]

@@ -22,7 +22,7 @@ from ..types import Batch, Draft, Verdict
 
 
 class SingleProcess:
-    """One process: every part decides for itself."""
+    """A single process, whose parts decide for themselves."""
 
     def begin(self, generator: torch.Generator | None) -> None:
         """A call begins that draws from `generator`; `None` if unknown."""
@@ -120,7 +120,7 @@ class AgreedDrafter(WrappedDrafter):
 
 
 class Absent(Drafter):
-    """In the place of a drafter that the first rank runs for all."""
+    """Takes the place of a drafter that only the first rank runs."""
 
     def __init__(self, drafter: Drafter):
         self.drafter, self.one_hot_proposals = drafter, drafter.one_hot_proposals

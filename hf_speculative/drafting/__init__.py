@@ -1,4 +1,4 @@
-"""Stage 1, draft: who guesses. One file for each drafter; see docs/extend.md."""
+"""Stage 1, draft: the drafters, one file each; see docs/extend.md."""
 
 from .dflash import DFlash
 from .draft_model import DraftModel
@@ -16,5 +16,5 @@ from .token_intersection import TokenIntersection
 from .tree_drafter import TreeDrafter
 
 DRAFTERS = (DynamicTreeDrafter, DraftModel, HybridDrafter, StringMatch, TokenIntersection, TreeDrafter)
-#: those that need a target that was made for them
+#: drafters that need a target made for them
 TIED_DRAFTERS = (DFlash, Eagle3, EarlyExit, Gemma4Assistant, Mtp, PEagle, RecursiveMtp)

@@ -1,4 +1,4 @@
-"""What drafters that guess one token at a time have in common."""
+"""Base classes of drafters that guess one token at a time."""
 
 import torch
 from torch import Tensor
@@ -34,17 +34,17 @@ class AutoregressiveDrafter(Drafter):
         raise NotImplementedError
 
     def drawn(self, tokens: Tensor, ahead: int) -> None:
-        """`tokens (batch,)` were drawn from the last step's distribution, and are in `batch`."""
+        """Called after `tokens (batch,)` were drawn from the last step's distribution and put into `batch`."""
 
     def chances(self, batch: Batch, ahead: int) -> Tensor | None:
-        """`(batch,)`: how likely the target keeps the token of the last step, which is not drawn yet; `None`: unknown."""
+        """`(batch,)` estimated probabilities that the target keeps the next token, which is not drawn yet; `None`: unknown."""
         return None
 
     #: a step may follow tokens that came without one
     skips_steps: bool = False
 
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
-        """What of `num_tokens` this drafter can propose."""
+        """Limit `num_tokens` to what this drafter can propose."""
         return num_tokens
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
@@ -91,7 +91,7 @@ class AutoregressiveDrafter(Drafter):
 
 
 class HeadDrafter(AutoregressiveDrafter):
-    """One that reads the target's states into a cache of its own.
+    """A drafter that reads the target's states into a cache of its own.
 
     Attributes:
         num_layers: of that cache.

@@ -1,6 +1,6 @@
-"""A small model guesses, one token at a time.
+"""Draft with a small model, one token at a time.
 
-Each proposal is drawn from the draft's own processed distribution, and that very distribution is handed to the rule.
+Each proposal is drawn from the draft's own processed distribution, which the rule gets as well.
 """
 
 from __future__ import annotations

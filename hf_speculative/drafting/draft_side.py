@@ -1,4 +1,4 @@
-"""What the drafters for other vocabularies share: a draft model that reads the committed text in its own ids."""
+"""Base of the drafters for other vocabularies: a draft model that reads the committed text in its own ids."""
 
 from ..interfaces import CachedModel, Drafter
 from ..tokenizers.alignment import Translation
@@ -43,7 +43,7 @@ class DraftSide:
         return self.batch
 
     def follow(self, batch: Batch, drafted: list[list[int]] | None) -> None:
-        """A round is over: read the committed tokens, and forget what the draft's cache has beyond."""
+        """End a round: read the committed tokens, and roll back the draft's cache beyond them."""
         if self.batch is None:
             return
         drafted = drafted or [[]] * len(batch.rows)

@@ -1,4 +1,4 @@
-"""The most confident paths of a drafter that guesses a level of a tree at a time."""
+"""Dynamic trees of a drafter that scores a level at a time (EAGLE-2)."""
 
 import torch
 from torch import Tensor

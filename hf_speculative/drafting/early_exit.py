@@ -1,4 +1,4 @@
-"""The target's own first layers guess: LayerSkip's self-speculation (Elhoushi et al. 2024, arXiv 2404.16710)."""
+"""Draft with the target's own first layers: LayerSkip's self-speculation (Elhoushi et al. 2024, arXiv 2404.16710)."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Tokens that a call's grammar forces, whatever the model says: drafted without a pass, and accepted by any target under it."""
+"""Draft the tokens that a call's grammar forces: without a pass, and accepted by any target under it."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from torch import Tensor
 from ..types import Batch, Guide, uploaded
 from .proposers import Child, Kind, Proposer
 
-#: how often a target writes what is forced as its tokenizer would, before any was seen
+#: the prior rate at which a target writes a forced text with its tokenizer's own tokens
 PRIOR = 0.9
 
 

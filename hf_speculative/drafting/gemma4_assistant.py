@@ -1,4 +1,4 @@
-"""A Gemma 4 assistant guesses: a few layers that attend to the target's own keys and values.
+"""Draft with a Gemma 4 assistant: a few layers that attend to the target's own keys and values.
 
 transformers' `Gemma4AssistantForCausalLM`, asked for as `assistant_model=`. It has no cache: each step reads the embedding of
 the last token, the last state and what the target has cached, from one and the same position. transformers follows its

@@ -1,4 +1,4 @@
-"""What sources have in common that run the model given as `draft_model=`."""
+"""Base classes of sources that run the model given as `draft_model=`."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ MAX_NODES, MAX_LEVELS = 64, 8
 
 @dataclass(frozen=True, eq=False)
 class GivenModelSource(DraftSource):
-    """Drafts of a model that the user gives.
+    """Drafts of the user's model.
 
     Attributes:
         speculation_type: transformers' name of the method, which may be given and is not needed.
@@ -87,7 +87,7 @@ class HeadSource(GivenModelSource):
     """A published draft head: made for one target, whose states, embeddings or cache it reads, and known by its config.
 
     Attributes:
-        config_fields: what only configs of this kind of head have.
+        config_fields: fields that only configs of this kind of head have.
     """
 
     config_fields: ClassVar[tuple[str, ...]]

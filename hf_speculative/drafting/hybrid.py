@@ -1,4 +1,4 @@
-"""Guesses that cost no pass, and where they promise less, drafts of a model."""
+"""Combine guesses that cost no pass with drafts of a model: in each round, whichever promises more."""
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -14,10 +14,10 @@ from .wrapped import WrappedDrafter
 
 
 class HybridDrafter(WrappedDrafter):
-    """Two drafters for one call: in each round `guesses` propose what promises more than a draft, or else `drafter` drafts.
+    """Propose `guesses` in rounds in which they promise more than a draft, else drafts of `drafter`.
 
-    Which of them does is decided by the chances of the guesses and by what came of earlier drafts, before anything is drawn. A
-    drafter that proposes a tree may take guesses into it (`Drafter.propose_beside`).
+    The choice depends on the guesses' probabilities and on earlier rounds, before anything is drawn. A drafter of trees may
+    add guesses to its tree (`Drafter.propose_beside`).
     """
 
     def __init__(self, guesses: TreeDrafter, drafter: Drafter):
@@ -78,7 +78,7 @@ class HybridDrafter(WrappedDrafter):
 
 @forwards_to("paid")
 class HybridSource(DraftSource):
-    """What `paid` drafts and, where they promise more, what `guesses` does. What is asked of a source, `paid` answers."""
+    """Drafts of `paid` and, where they promise more, of `guesses`. Its attributes are those of `paid`."""
 
     method = "draft_model with guesses"
 

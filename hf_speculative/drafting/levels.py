@@ -1,6 +1,6 @@
-"""From levels of scored candidates to a tree: EAGLE-2's dynamic tree (Li et al. 2024, arXiv 2406.16858, section 4).
+"""Grow a tree from levels of scored candidates: EAGLE-2's dynamic tree (Li et al. 2024, arXiv 2406.16858, section 4).
 
-How the scores come about is the drafter's business: a pass of a draft model a level, or a block that is known at once.
+Scores come from the drafter: a pass of a draft model for each level, or a block that is known at once.
 """
 
 import torch

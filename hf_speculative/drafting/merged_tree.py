@@ -1,4 +1,4 @@
-"""Guesses in the tree of a drafter that scores a level at a time."""
+"""Merge guesses into the tree of a drafter that scores a level at a time."""
 
 from collections.abc import Sequence
 from math import exp, inf
@@ -17,9 +17,8 @@ FIRST_TRUST, TRUST_WEIGHT, MEMORY = 0.5, 4.0, 0.97
 class MergedTree:
     """A tree of a drafter's candidates and of guesses, the likeliest first.
 
-    Guesses that the drafter does not share are less often right than others of their kind, so their chances count as far as
-    those of earlier ones came true. All of it is known before the target draws: the tree is deterministic, and any rule
-    judges it as such.
+    Guesses that the drafter does not share are accepted less often than others of their kind, so their probabilities are
+    scaled by the ratio of accepted to expected ones so far. The tree is deterministic, and any rule judges it as such.
     """
 
     def __init__(self):

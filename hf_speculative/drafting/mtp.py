@@ -1,4 +1,4 @@
-"""Multi-token prediction heads guess: one layer a draft token, fed with what the layer before it, or the target, computed.
+"""Draft with multi-token prediction heads: one layer for each draft token, fed by the layer before it or the target.
 
 DeepSeek-V3 (arXiv 2412.19437, section 2.2); `use_mtp=True` in transformers, which keeps the layers in an `MtpModel` beside the
 target. Layer d reads, for each token, its embedding and the state of layer d - 1 one token earlier; layer 0 that of the

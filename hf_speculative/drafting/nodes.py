@@ -1,4 +1,4 @@
-"""Trees that are known on the host: as drafts, and one grafted onto another."""
+"""Trees on the host: make drafts of them, and unite two."""
 
 import copy
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..types import Batch, Draft, Nodes, uploaded
 
-#: in the place of a node that a model was not fed: past all of them
+#: the index of a node that a model was not fed: past all others
 NOT_FED = 2**30
 
 

@@ -1,4 +1,4 @@
-"""No guesses: each round is a step of plain decoding, through the same cache."""
+"""Draft nothing: each round is a step of plain decoding, through the same cache."""
 
 from ..interfaces import Drafter, Sampler, Schedule
 from ..types import Batch, Draft

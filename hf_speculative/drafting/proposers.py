@@ -1,4 +1,4 @@
-"""Ways to guess how a text goes on that need no draft model: what a `TreeDrafter` grows its trees from."""
+"""Proposers, which guess how a text goes on without a draft model; a `TreeDrafter` grows trees of their guesses."""
 
 from collections.abc import Hashable, Sequence
 from math import inf
@@ -15,12 +15,12 @@ Kind = Hashable
 #: a kind of guess, the token, and the place after it
 Child = tuple[Kind, int, Any]
 
-#: successors kept of each token, as in the paper, and how often each is right before any was seen
+#: successors kept for each token, as in the paper, and their prior acceptance rates
 NUM_SUCCESSORS = 8
 RANK_PRIORS = (0.4, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)
 #: the longest run of tokens that is compared
 DEFAULT_MAX_DEPTH = 24
-#: how often a copy is right before any was seen, by the length of the match: 1, 2 to 3, 4 to 7, 8 to 15, more
+#: prior acceptance rates of copies by length of the match: 1, 2 to 3, 4 to 7, 8 to 15, more
 MATCH_PRIORS = (0.2, 0.35, 0.55, 0.7, 0.8)
 
 

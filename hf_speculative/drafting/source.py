@@ -1,4 +1,4 @@
-"""What a source of drafts says of itself, and of what call its drafter is built."""
+"""The interface of sources of drafts, and the context in which a call builds their drafter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_MAX_DRAFT_TOKENS = 16
 
 @dataclass(frozen=True)
 class BuildContext:
-    """A call as the target's own `generate` prepared it.
+    """A call, prepared by the target's own `generate`.
 
     Attributes:
         model: the target.

@@ -1,4 +1,4 @@
-"""A draft with another tokenizer guesses text.
+"""Draft text with a model of another tokenizer.
 
 String-level exact match (Timor et al. 2025, arXiv 2502.05202, section 3; "universal assisted generation" in transformers).
 The draft writes in its own vocabulary, all of it. What it wrote is encoded with the target's tokenizer, and the tokens that

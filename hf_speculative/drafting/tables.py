@@ -1,7 +1,7 @@
-"""Warm tables: what a target writes after each token, and after each run of tokens, learned from its own answers.
+"""Warm tables: likely continuations of tokens and n-grams, learned from a target's own answers.
 
-`draft_model="folder"` takes what `hf-speculative train TARGET --head tables` wrote. Drafts by recycling (Luo et al. 2024,
-arXiv 2408.08696) and by copies (Oliaro et al. 2024, arXiv 2411.04975) begin with what the tables know.
+`hf-speculative train TARGET --head tables` writes a folder for `draft_model="folder"`. Token recycling (Luo et al. 2024,
+arXiv 2408.08696) and suffix copies (Oliaro et al. 2024, arXiv 2411.04975) start from the tables.
 """
 
 from __future__ import annotations

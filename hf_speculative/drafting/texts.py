@@ -1,4 +1,4 @@
-"""What sources have in common that draft from texts, without a model."""
+"""Sources that draft from texts, without a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keyword `grammar` of a call of `generate`."""
+"""Turn the keyword `grammar` of `generate` into a logits processor."""
 
 import json
 import os

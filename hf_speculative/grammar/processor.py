@@ -1,4 +1,4 @@
-"""The logits processor of a grammar: a function of the prefix, for one position of all rows or many of each."""
+"""The logits processor of a grammar, a function of the prefix: for one position of all rows, or many of each."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ BITS = 32
 
 
 class Mask:
-    """Which tokens may come next.
+    """The tokens that may come next.
 
     Attributes:
         ids: int64, those that may, or those that may not, whichever are fewer.
@@ -40,7 +40,7 @@ class Mask:
 
 
 class TooHard(ValueError):
-    """A text under a grammar that the engine's limits do not let it go on with."""
+    """The engine's limits do not allow to continue a text under a grammar."""
 
 
 class Walk:

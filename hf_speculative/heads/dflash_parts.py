@@ -1,4 +1,4 @@
-"""What published heads add to a DFlash block: convolutions inside it, and corrections by the draft tokens in it.
+"""Extensions of DFlash blocks in published heads: convolutions, and corrections by the draft tokens.
 
 A correction is called a chain here: it turns the logits of a place, which the block gives at once, into those of that place
 given the draft token before it. What it keeps from place to place is its state.

@@ -1,4 +1,4 @@
-"""DFlash heads as files of the published layouts have them: `dflash_layouts`, undone."""
+"""Write DFlash heads in the published layouts: the inverse of `dflash_layouts`."""
 
 from typing import Any
 

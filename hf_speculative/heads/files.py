@@ -1,4 +1,4 @@
-"""What the files of a draft head hold, from a folder or the Hub; never its code."""
+"""Read the files of a draft head from a folder or the Hub, without running its code."""
 
 import json
 from dataclasses import dataclass

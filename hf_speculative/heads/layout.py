@@ -1,4 +1,4 @@
-"""From the files of a head to a model: what a layout of files says of itself."""
+"""The base class of file layouts of heads: from files to a model, and back."""
 
 import json
 from collections.abc import Collection, Mapping

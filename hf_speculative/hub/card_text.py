@@ -1,4 +1,4 @@
-"""What a card says: tables of acceptance and speed, how they were measured, and four lines to paste."""
+"""The text of a card: tables of acceptance and speed, how they were measured, and code to paste."""
 
 import shlex
 from collections.abc import Mapping

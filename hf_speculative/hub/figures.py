@@ -1,4 +1,4 @@
-"""What evaluations measured, by use case and setting: for model cards and for an engine's settings."""
+"""Figures of evaluations by use case and setting, for model cards."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -117,8 +117,6 @@ class Evaluation:
 
     def totals(self, setting: Setting) -> Totals:
         """Sum up one setting, plain decoding included. Speedups are over batches that both ways decoded."""
-
-        """
         calls = self.calls[setting.name]
         rivals = [s for s in self.settings if s.rival and setting.is_ours and s.temperature == setting.temperature]
         over = {rival.label: self._ratio(setting, rival) for rival in rivals}

@@ -1,4 +1,4 @@
-"""The process that `artifacts.start` begins: `python -m hf_speculative.models.artifact_process FOLDER`."""
+"""The background process of `artifacts.start`: `python -m hf_speculative.models.artifact_process FOLDER`."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def main(place: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             artifacts.foreground_of(path).write_text("a model built from the config alone is another one")
             return
-        with FileLock(path.parent / "making.lock"):  # one at a time, whatever number of processes asked
+        with FileLock(path.parent / "making.lock"):  # one process at a time
             artifacts.make(model, recorded=recorded)
     finally:
         shutil.rmtree(place)

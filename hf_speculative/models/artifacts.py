@@ -1,4 +1,4 @@
-"""Passes compiled ahead of time, in files that are found by all they depend on. Loading one takes a fraction of a second.
+"""Compile passes ahead of time to files, named by a hash of all that they depend on. Loading one takes a fraction of a second.
 
 A folder beside the Hub's cache holds them: `HF_SPECULATIVE_PASSES` names another one. A file that could not be made has a note
 with the reason in its place, and is not tried again until the note is deleted.
@@ -37,28 +37,28 @@ from .shallow import has_own_forward, install_capturing_hooks
 from .states import only_capture
 from .traced import HeadPass, Pass, TracedPass
 
-#: the folder of the files; `OFF`: `optimize="auto"` uses none and makes none
+#: the environment variable with the folder of the files; `OFF`: `optimize="auto"` neither uses nor makes files
 FOLDER, OFF = "HF_SPECULATIVE_PASSES", "off"
-#: what a layer costs in Python, and what a core reads; both roughly, to see whether compiling is worth its time
+#: rough costs, to estimate whether compiling pays: Python's time a layer, and the bytes that a core reads a second
 SECONDS_A_LAYER, BYTES_A_SECOND = 3e-4, 2e10
-#: the least share of a pass's time that has to be Python for `compile="auto"` to make a file
+#: the least share of Python in a pass's time for `optimize="auto"` to make a file
 LEAST_SHARE = 0.1
-#: bytes on the disk without which no file is begun
+#: free bytes on the disk that making a file needs
 LEAST_FREE = 2**26
 #: of a file, on tensors as the pass it was made of takes them; `None` where it was made for other weights than there are now
 CompiledPass = Callable[[list[Tensor]], list[Tensor] | None]
 _started: set[str] = set()
-#: passes whose files were not all there when the folder last changed: cutting a pass to name them takes as long as a token
+#: passes without files when the folder last changed: finding their names takes as long as a token
 _missing: set[tuple[Path, int | None]] = set()
 logger = logging.getLogger(__name__)
 
 
 class CannotCompile(RuntimeError):
-    """No file can be made of this model's passes."""
+    """The model's passes cannot be compiled."""
 
 
 def unsupported_reason(model: PreTrainedModel) -> str | None:
-    """Why passes of `model` have no file; `None` if they may have."""
+    """Why passes of `model` cannot be compiled; `None` if they may be."""
     modules = list(model.modules())
     if model.device.type != "cpu":
         return f"is on {model.device.type}, where its passes are compiled in the process"
@@ -85,37 +85,37 @@ def folder() -> Path:
 
 
 def path_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Path:
-    """Where the file of a whole pass of `model` is, if there is one: it says by its name what the pass depends on.
+    """The path of the file of a whole pass of `model`. Its name is made of all that the pass depends on.
 
-    Those are the model's description, which hidden states it gives, and which of its layers are packed.
+    These are the model's description, the hidden states that the pass returns, and the packed layers.
     """
     states = "-states" + "_".join(map(str, recorded)) if recorded else ""
     return folder() / f"{described(model, model.config)}{states}{suffix_of_packed(model)}.pt2"
 
 
 def note_of(path: Path) -> Path:
-    """Where it says why there is no file."""
+    """The path of the note that says why there is no file."""
     return path.with_suffix(".txt")
 
 
 def foreground_of(path: Path) -> Path:
-    """Where it says why a process of its own cannot make it."""
+    """The path of the note that says why a background process cannot make it."""
     return path.with_suffix(".foreground.txt")
 
 
 def whole_of(path: Path) -> Path:
-    """Where it says why a pass is one file rather than pieces."""
+    """The path of the note that says why a pass is one file instead of pieces."""
     return path.with_suffix(".whole.txt")
 
 
 @dataclass(frozen=True)
 class Files:
-    """A pass and the files that it is loaded from.
+    """A pass and its files.
 
     Attributes:
         whole: the pass.
-        pieces: what it was cut into; `None`: it is one file.
-        paths: of the files, one a piece.
+        pieces: its pieces; `None`: it is one file.
+        paths: of the files, one for each piece.
     """
 
     whole: TracedPass
@@ -124,12 +124,12 @@ class Files:
 
     @property
     def parts(self) -> list[nn.Module]:
-        """What is loaded from each of the `paths`."""
+        """The module of each of the `paths`."""
         return [self.whole] if self.pieces is None else list(self.pieces)
 
     @property
     def modules(self) -> dict[Path, nn.Module]:
-        """What each file is compiled from."""
+        """The modules to compile, one for each file."""
         return dict(zip(self.paths, self.parts, strict=True))
 
     @property
@@ -137,10 +137,10 @@ class Files:
         return all(path.exists() for path in self.paths)
 
     def load(self, places: Mapping[Path, Path] | None = None) -> BoundPass | PassOfPieces:
-        """On the model's own weights.
+        """Load the pass on the model's own weights.
 
         Args:
-            places: where files are that are not in their place yet.
+            places: temporary paths of files that were not moved yet.
         """
         with ExitStack() as stack:
             packages = {}
@@ -158,7 +158,7 @@ def files_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Files:
     """The files of the passes of `model`: one for each kind of layer and two for the rest, or one where that cannot be.
 
     Args:
-        recorded: which of transformers' `hidden_states` they give beside logits; here and below.
+        recorded: indices of transformers' `hidden_states` that they return beside logits; here and below.
     """
     whole, path = _pass(model, recorded), path_of(model, recorded)
     if not isinstance(whole, Pass) or whole_of(path).exists():
@@ -189,7 +189,7 @@ def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> BoundPass | 
         return files.load()
     except (Moved, exported.Differs):  # while it was loaded
         return None
-    except Exception as error:  # a damaged file: torch, zip and JSON raise all sorts
+    except Exception as error:  # a damaged file: torch, zip and JSON raise many kinds
         logger.warning(
             f"Compiled passes of {type(model).__name__} in {folder()} cannot be read, and are removed ({_short(error)})."
         )
@@ -200,10 +200,10 @@ def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> BoundPass | 
 
 
 def make(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> list[Path]:
-    """Makes the files of `model` that are not there, under a progress bar; another process that makes them is waited for.
+    """Compile the missing files of `model`, with a progress bar; wait for another process that compiles them.
 
     Raises:
-        CannotCompile: torch cannot compile it, or not so that it computes what the model does.
+        CannotCompile: torch cannot compile it, or the compiled pass differs from the model.
     """
     if reason := unsupported_reason(model):
         raise CannotCompile(f"{type(model).__name__} {reason}")
@@ -212,13 +212,13 @@ def make(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> list[Path]:
         if (free := shutil.disk_usage(folder()).free) < LEAST_FREE:
             raise CannotCompile(f"{free / 2**20:.0f} MB are free in {folder()}, and it takes {LEAST_FREE / 2**20:.0f}")
         return _made(model, recorded)
-    except OSError as error:  # a folder that is read-only, say
+    except OSError as error:  # such as a read-only folder
         raise CannotCompile(f"nothing can be written to {folder()} ({_short(error)})") from error
 
 
 def _made(model: PreTrainedModel, recorded: tuple[int, ...]) -> list[Path]:
     path = path_of(model, recorded)
-    _missing.clear()  # a clock of files may be a few milliseconds behind
+    _missing.clear()  # file times may be a few milliseconds behind
     with FileLock(path.with_suffix(".lock")):
         if note_of(path).exists():
             raise CannotCompile(note_of(path).read_text())
@@ -228,7 +228,7 @@ def _made(model: PreTrainedModel, recorded: tuple[int, ...]) -> list[Path]:
                 _make(files)
             except Moved as error:
                 raise CannotCompile(str(error)) from error
-            except Exception as error:  # torch's compiler raises all sorts; what it cannot do runs eagerly
+            except Exception as error:  # torch's compiler raises many kinds; passes then run eagerly
                 reason = _short(error)
                 place = note_of(path) if files.pieces is None else whole_of(path)
                 place.write_text(reason)
@@ -243,7 +243,7 @@ def _short(error: Exception) -> str:
 
 
 def _make(files: Files) -> None:
-    """Compile what is not there, and keep it if the pass does what the model does."""
+    """Compile missing files, and keep them if the pass equals the model's."""
     missing = {path: module for path, module in files.modules.items() if not path.exists()}
     with tempfile.TemporaryDirectory(dir=folder()) as place:
         begun = {path: Path(place) / path.name for path in missing}
@@ -302,7 +302,7 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
 
 
 def _has_no_power_to_spare() -> bool:
-    """The machine has one core, or runs on its battery as far as the system tells."""
+    """Whether the machine has one core, or reports that it runs on battery."""
     supplies = Path("/sys/class/power_supply").glob("BAT*/status")
     try:
         return (os.cpu_count() or 1) < 2 or any(one.read_text().strip() == "Discharging" for one in supplies)

@@ -1,11 +1,11 @@
-"""Attention that takes explicit masks: over keys and values that query heads share, and beside kernels that take none.
+"""Attention with explicit masks: for grouped query heads without copies, and for models whose kernels take no masks.
 
-Given a mask, which a pass over draft tokens needs, transformers' `sdpa_attention_forward` copies keys and values once a query
-head: the whole context, in each layer and pass. Here the query heads of a group are queries of one head, as transformers has it
+A pass over draft tokens needs a mask. Given one, transformers' `sdpa_attention_forward` copies keys and values for each query
+head: the whole context, in each layer and pass. Here the query heads of a group become queries of one head, as in transformers
 for a single query (`pack_gqa`).
 
-Flash attention, flex attention and kernels of the Hub read prompts, as in plain `generate`; passes under a mask of ours, which
-they do not take, are sdpa's.
+Flash attention, flex attention and kernels of the Hub read prompts, as in plain `generate`. Passes under our masks, which they
+do not take, use sdpa.
 """
 
 import copy
@@ -29,28 +29,28 @@ from .sharding import is_sharded
 NAME = "hf_speculative_sdpa"
 #: attention that takes an explicit mask
 TAKES_MASKS = ("sdpa", "eager", NAME)
-#: what such attention adds to scores and sdpa does not
+#: arguments of such attention that sdpa does not take
 NOT_IN_SDPA = ("softcap", "s_aux")
-#: queries of a pass beyond which it is a prompt's: a mask for each query head would weigh what the copies weigh
+#: the most queries of a pass to fold; a prompt's masks for each query head would take as much memory as the copies
 WIDEST = 64
 
 
 def folded_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs
 ) -> tuple[Tensor, None]:
-    """`sdpa_attention_forward`, without copies of keys and values where it would make some: the same up to rounding.
+    """`sdpa_attention_forward` without copies of keys and values, equal up to rounding.
 
-    Of a module whose attention takes no explicit mask: that attention, where there is no such mask.
+    For a module whose own attention takes no explicit mask: that attention, where there is no mask.
 
     Args:
         module: the attention module; `num_key_value_groups` query heads share a key head.
         query: `(batch, heads, q, dim)`.
         key, value: `(batch, key heads, slots, dim)`.
         attention_mask: `(batch or 1, heads or 1, q or 1, slots)`, bool or additive, or `None`.
-        kwargs: as transformers'; what is not handled here goes there.
+        kwargs: as in transformers, which gets what is not handled here.
 
     Returns:
-        `(batch, q, heads, dim)`, and no weights.
+        `(batch, q, heads, dim)`, and `None` as the weights.
     """
     if (original := vars(module).get("original")) is not None:
         if not isinstance(attention_mask, Tensor) or attention_mask.ndim != 4:
@@ -78,12 +78,12 @@ def _folds(query: Tensor, mask: Tensor | None, kwargs: dict) -> bool:
         return False
     if mask is None:  # other devices have kernels for this case; on the CPU they take a head at a time
         return width == 1 and device == "cpu"
-    is_narrow = torch.compiler.is_exporting() or width <= WIDEST  # what is exported is one pass, for all widths
+    is_narrow = torch.compiler.is_exporting() or width <= WIDEST  # one exported pass serves all widths
     return is_narrow and mask.ndim == 4 and device in ("cpu", "cuda")
 
 
 def _folded_mask(mask: Tensor | None, groups: int, query: Tensor) -> Tensor | None:
-    """`mask` for a group's queries side by side. On a CPU as it is added to scores, made once for all layers that get it."""
+    """`mask` for a group's queries side by side; on a CPU in additive form, made once for all layers with this mask."""
     if mask is None:
         return None
     width, dtype = query.shape[2], query.dtype
@@ -94,7 +94,7 @@ def _folded_mask(mask: Tensor | None, groups: int, query: Tensor) -> Tensor | No
         return made[kind]
     if mask.dtype != torch.bool or query.device.type != "cpu" or torch.compiler.is_exporting():
         return fold(mask, groups, width)
-    # torch would make the same of it in each layer
+    # torch would convert it in each layer
     made = vars(mask).setdefault("folded", made)
     made[kind] = torch.zeros((), dtype=dtype).where(fold(mask, groups, width), float("-inf"))
     return made[kind]
@@ -117,7 +117,7 @@ def with_folded_attention(model: PreTrainedModel) -> PreTrainedModel:
     `model` and its configs stay as they are.
     """
     if ALL_ATTENTION_FUNCTIONS["sdpa"] is not sdpa_attention_forward or is_sharded(model):
-        return model  # someone else has exchanged it, or gathers weights in hooks that know the modules themselves
+        return model  # another library has replaced it, or gathers weights in hooks on the modules themselves
     folded = replaced(model, _folded)
     if folded is not model:
         AttentionInterface.register(NAME, folded_attention)
@@ -126,24 +126,24 @@ def with_folded_attention(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _folded(module: nn.Module) -> nn.Module | None:
-    """A twin of attention that is to fold, or to take masks, else `None`."""
+    """A twin of an attention module that has to fold or take masks, else `None`."""
     if not _is_grouped_sdpa(module) and not _takes_no_mask(module):
         return None
     twin = shallow(module)
     if attention_name(module.config) != "sdpa":
-        vars(twin)["original"] = module  # past nn.Module: no part of the twin
+        vars(twin)["original"] = module  # not by nn.Module's setattr: it is no submodule of the twin
     twin.config = copy.copy(module.config)
     set_own_attention_name(twin.config, NAME)  # the property's setter would write to configs inside, too
     return twin
 
 
 def takes_masks(model: PreTrainedModel) -> bool:
-    """The attention that it was loaded with takes explicit masks."""
+    """Whether the attention that the model was loaded with takes explicit masks."""
     return attention_name(model.config.get_text_config(decoder=True)) in TAKES_MASKS
 
 
 def mask_unsupported_reason(model: PreTrainedModel) -> str | None:
-    """Why `model` cannot be given explicit masks, whatever attention it was loaded with; `None` if it can."""
+    """Why `model` cannot be given explicit masks, by any attention; `None` if it can."""
     if takes_masks(model) or (not is_sharded(model) and any(map(_takes_no_mask, model.modules()))):
         return None
     name = attention_name(model.config.get_text_config(decoder=True))
@@ -151,7 +151,7 @@ def mask_unsupported_reason(model: PreTrainedModel) -> str | None:
 
 
 def folds_by(model: nn.Module) -> list[int]:
-    """By how many query heads a key head `folded_attention` folds masks in a model."""
+    """The number of query heads for each key head, where `folded_attention` folds masks."""
     modules = (vars(module) for module in model.modules())
     return sorted(
         {
@@ -178,7 +178,7 @@ def _takes_no_mask(module: nn.Module) -> bool:
 
 
 def _dispatches(module: nn.Module, *kinds: str) -> bool:
-    """Attention is looked up by its name, and `forward` does nothing else by a name with one of `kinds` in it."""
+    """Whether `forward` uses the name of the attention, with one of `kinds` in it, for looking it up alone."""
     forward = inspect.unwrap(type(module).forward)
     constants = [names for names in forward.__code__.co_consts if isinstance(names, (str, tuple, frozenset))]
     # Where it does, building the mask of a sparse attention say, it keeps its name.

@@ -1,7 +1,7 @@
-"""The weights that a pass compiled ahead of time reads: a model's own, where they are, and those that are packed.
+"""Bind a compiled pass to a model's own weights, plain and packed, without copies.
 
 A packed weight may be restored at any moment, by code that reads it (`packed_parameters`). The pass is told, lets go of
-all weights, and is not run again: who has it runs eagerly, until the next call binds another one.
+all weights, and is not run again: the call goes on eagerly, and the next call binds another pass.
 """
 
 import threading
@@ -18,7 +18,7 @@ from .traced import NUM_PLACES
 
 
 class Moved(RuntimeError):
-    """A weight that was packed is plain now."""
+    """A packed weight became plain."""
 
 
 class BoundPass:
@@ -54,18 +54,18 @@ class BoundPass:
                 self.empty()
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor] | None:
-        """What the pass gives; `None`, and nothing done, if a packed weight has become plain since."""
+        """Run the pass; `None`, without running it, if a packed weight became plain."""
         if not all(parameters.is_up_to_date() for parameters in self.copies):
             return None
         with self.lock:
             return None if self.is_over else self.compiled.run(inputs)
 
     def is_current(self) -> bool:
-        """Its packed weights are still those of the model."""
+        """Whether its packed weights are still those of the model."""
         return not self.is_over and self.places == [id(parameters.packed) for parameters in self.packed]
 
     def release(self) -> None:
-        """Let go of all weights, as soon as a pass that is running is over."""
+        """Release all weights, once a running pass is over."""
         with self.lock:
             self.is_over = True
             if hasattr(self, "empty"):
@@ -73,12 +73,12 @@ class BoundPass:
 
 
 class PassOfPieces:
-    """Runs the pieces of a pass one after the other: to its caller, a `BoundPass` of the whole.
+    """Run the pieces of a pass in order, with the interface of a `BoundPass`.
 
     Args:
         before, layers, after: see `pieces.Pieces`.
-        uses: which of the tensors that layers share each of them is given.
-        recorded: which layers' states a pass keeps.
+        uses: the shared tensors that each layer takes.
+        recorded: the layers whose states a pass returns.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class PassOfPieces:
             self.kept_at.setdefault(layer % (len(layers) + 1), []).append(place)
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor] | None:
-        """Likewise; a pass that ends within has written keys and values that nobody has seen, and the next one writes again."""
+        """Run the pass. If it ends midway, the next pass overwrites the keys and values that it wrote."""
         num_layers = len(self.layers)
         found = self.before(inputs[:NUM_PLACES])
         if found is None:
@@ -120,7 +120,7 @@ class PassOfPieces:
         return [self.before, *self.layers, self.after]
 
     def is_current(self) -> bool:
-        """Packed weights of all pieces are still those of the model."""
+        """Whether the packed weights of all pieces are still those of the model."""
         return all(piece.is_current() for piece in self.pieces)
 
 

@@ -1,4 +1,4 @@
-"""What the loop asks of a model with its cache."""
+"""Facts and modes of a model that its caches need: device, widths, positions, dropout."""
 
 import threading
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,7 +12,7 @@ from ..hf_compat import placement_hook
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
-    """Where a model takes its inputs; accelerate keeps offloaded weights on "meta" and knows the device that runs them."""
+    """The device of a model's inputs; of offloaded weights, which lie on "meta", accelerate's execution device."""
     if model.device.type != "meta":
         return model.device
     hooks = map(placement_hook, model.modules())
@@ -21,7 +21,7 @@ def device_of(model: PreTrainedModel) -> torch.device:
 
 
 def last_id(model: PreTrainedModel) -> int:
-    """The last id that the model has an embedding for; ZeRO-3 leaves weights without rows."""
+    """The last id with an embedding; under ZeRO-3, where weights have no rows, by the config."""
     embedding = model.get_input_embeddings()
     return (getattr(embedding, "num_embeddings", None) or embedding.weight.shape[0]) - 1
 
@@ -33,14 +33,14 @@ def num_logits(model: PreTrainedModel) -> int:
 
 
 def max_positions_of(model: PreTrainedModel) -> int | None:
-    """The longest text the model can take, as far as its config says."""
+    """The longest text of the model by its config; `None` if the config has no limit."""
     config = model.config.get_text_config(decoder=True)
     names = ("max_position_embeddings", "max_target_positions", "n_positions")
     return next((size for name in names if (size := getattr(config, name, None)) is not None), None)
 
 
 def reads_length(model: PreTrainedModel) -> bool:
-    """Positions are encoded by how long the longest text of a pass is: RoPE's kinds "dynamic" and "longrope"."""
+    """Whether positions are encoded by the length of the longest text of a pass: RoPE types "dynamic" and "longrope"."""
     kinds = [str(vars(module).get("rope_type", "")) for module in model.modules()]  # one, or one by type of layer
     return any("dynamic" in kind or "longrope" in kind for kind in kinds)
 
@@ -66,9 +66,9 @@ _lock = threading.Lock()
 
 @contextmanager
 def _switched_off(model: nn.Module, name: str):
-    """Modules whose attribute `name` is true have it false for a while.
+    """Set the attribute `name` of all modules to False for a block of code.
 
-    Calls may overlap, in threads or as open generators: the last one out puts back what the first one found.
+    Blocks may overlap, in threads or as open generators: the last one to end restores the attributes.
     """
     num_off = _num_off[name]
     with _lock:
@@ -89,16 +89,16 @@ def _switched_off(model: nn.Module, name: str):
 
 
 def without_dropout(model: nn.Module) -> AbstractContextManager[None]:
-    """Evaluation mode for a while; afterwards each module is in the mode it was in, mixed ones included."""
+    """Use evaluation mode in a block of code, and restore the mode of each module after it."""
     return _switched_off(model, "training")
 
 
 @contextmanager
 def modes_of_a_call(target: nn.Module, draft: nn.Module | None):
-    """What is switched off while a call runs: the draft's dropout, and gradient checkpointing of the target.
+    """Switch off the draft's dropout and the target's gradient checkpointing while a call runs.
 
-    Layers under checkpointing drop the cache that they are given in training mode, so that a target would read each token as
-    if it came first. Its dropout stays as it is: that is the model plain decoding samples from.
+    In training mode, layers under checkpointing ignore their cache, so that a target would read each token as a first one. The
+    target's dropout stays on: plain decoding samples from that model.
     """
     has_own_mode = draft is not None and draft is not target
     with without_dropout(draft) if has_own_mode else nullcontext(), _switched_off(target, "gradient_checkpointing"):

@@ -1,7 +1,7 @@
-"""Capturing a pass: run once under observation, then replayed without Python.
+"""Capture a pass once, and replay it without Python.
 
-The seam is thin so that the logic around it is tested without a GPU: see tests/models/test_static.py for a capture that replays
-the operations it saw on the CPU.
+The interface is small, so that the code around it can be tested without a GPU: tests/models/test_static.py has a capture that
+replays recorded operations on the CPU.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 class Capture(Protocol):
-    """Makes a replay out of a function of tensors.
+    """Make a replay of a function of tensors.
 
-    A replay takes inputs of the same shapes, and gives tensors that the next replay overwrites. Whatever the function reads
-    or writes besides its inputs stays where it is in memory: weights, keys and values.
+    A replay takes inputs of the same shapes, and returns tensors that the next replay overwrites. All else that the function
+    reads or writes has to stay at its address: weights, keys and values.
     """
 
     def __call__(self, function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Callable[..., Any]: ...
@@ -25,7 +25,7 @@ class CudaGraphs:
     """Captures CUDA graphs, which share one pool of memory.
 
     Args:
-        device: where the function runs; torch captures the current device, whatever it may be.
+        device: where the function runs; torch captures on its current device.
     """
 
     def __init__(self, device: torch.device):
@@ -37,7 +37,7 @@ class CudaGraphs:
 
     def _captured(self, function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
         buffers = tuple(tensor.clone() for tensor in inputs)
-        # Lazy initialisations, of cuBLAS say, must not be captured; a pass may be repeated, it writes the same slots again.
+        # Lazy initialisation, as of cuBLAS, must not be captured. A repeated pass writes the same slots again.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

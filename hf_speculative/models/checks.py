@@ -1,4 +1,4 @@
-"""Models that no cache of ours fits are refused by name: the argument, the reason, the way out."""
+"""Refuse models that no cache of ours fits: the argument, the reason, the way out."""
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -31,11 +31,11 @@ def unwrap(model, argument: str) -> PreTrainedModel:
 
 
 def check_model(model, argument: str) -> None:
-    """Refuse, by name, a model that no cache of ours fits.
+    """Refuse a model that no cache of ours fits.
 
     Raises:
-        TypeError: not a transformers model.
-        ValueError: what about it does not fit, and the way out.
+        TypeError: it is no transformers model.
+        ValueError: with the reason and the way out.
     """
     check_type(model, argument)
     reason = speculation_unsupported_reason(model)
@@ -45,13 +45,13 @@ def check_model(model, argument: str) -> None:
 
 
 def check_type(model, argument: str) -> None:
-    """Refuse what is no transformers model at all."""
+    """Refuse an object that is no transformers model."""
     if not isinstance(model, PreTrainedModel):
         raise TypeError(_no_model(model, argument))
 
 
 def check_module(model, argument: str) -> None:
-    """Refuse what is no model at all, such as the name of a target."""
+    """Refuse an object that is no module, such as the name of a target."""
     if not isinstance(model, nn.Module):
         raise TypeError(_no_model(model, argument))
 
@@ -64,7 +64,7 @@ def _no_model(model, argument: str) -> str:
 
 
 def check_universal(model, inputs: Inputs, argument: str) -> None:
-    """Refuse a model whose logits change when its cache goes back on this very prompt; tried once a model."""
+    """Refuse a model whose logits change when its cache is rolled back on this prompt; tried once for each model."""
     if not fits_universal(model, inputs, is_draft=argument == "draft_model"):
         way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
         where = ""
@@ -77,14 +77,14 @@ def check_universal(model, inputs: Inputs, argument: str) -> None:
 
 
 def quantised_inputs(model: PreTrainedModel) -> str:
-    """What makes logits depend on the shape of a pass, in a model whose layers are not those of its type."""
+    """The kind of layers that quantise their inputs, so that logits depend on the shape of a pass; `None` without any."""
     return (
         "" if has_tested_modules(model) else ", as layers do that quantise their inputs (int8 weights alone are exact)"
     )
 
 
 def speculation_unsupported_reason(model) -> str | None:
-    """What about `model` no cache of ours can take back; `None` if nothing is known."""
+    """Why no cache of ours can roll back `model`; `None` if no reason is known."""
     if not model.can_generate():
         return "has no `generate`"
     if has_own_sampling_loop(model):

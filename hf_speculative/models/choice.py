@@ -1,4 +1,4 @@
-"""Which kind of cache a model gets: decided once, before the first pass, and never wrongly."""
+"""Choose the cache of a model, once, before the first pass."""
 
 import inspect
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from .probe import fits_ragged
 from .stepped import unsteppable_reason
 
 LAYER_TYPES = set(ATTENTION_TYPES) - RECURRENT_TYPES
-#: layers that are none, as seen from a cache
+#: types of layers without a cache
 NO_MIXER = {"moe", "mlp"}
-#: outputs of each pass that only the universal path keeps
+#: outputs of passes that only the universal path keeps
 OUTPUTS = {"output_hidden_states": "the hidden states", "output_attentions": "the attentions"}
 
 
@@ -55,7 +55,7 @@ def choose_for(model: PreTrainedModel, inputs: Inputs) -> Path:
 
 
 def _asked_for(inputs: Inputs) -> Path | None:
-    """The path where an option of the call needs transformers' own passes; `None` if none does."""
+    """The universal path where an option of the call needs transformers' own passes; else `None`."""
     config = inputs.generation_config
     if config.prefill_chunk_size is not None:
         way_out = f"leave `prefill_chunk_size={config.prefill_chunk_size}` out"
@@ -67,7 +67,7 @@ def _asked_for(inputs: Inputs) -> Path | None:
 
 
 def _more_than_ids_reason(inputs: Inputs) -> str | None:
-    """What of the call only transformers' own preparation knows how to feed; `None` if nothing."""
+    """The input of a call that only transformers' own preparation can feed; `None` without any."""
     kwargs = inputs.model_kwargs
     if others := [name for name in inputs.others if name not in OUTPUTS]:
         return f"is given {', '.join(others)}"
@@ -80,7 +80,7 @@ def _more_than_ids_reason(inputs: Inputs) -> str | None:
 
 
 def _is_plain(positions: torch.Tensor, inputs: Inputs) -> bool:
-    """Positions count from each row's first token that is not padding."""
+    """Whether positions count from each row's first token that is not padding."""
     width = inputs.input_ids.shape[1]
     if positions.shape not in (inputs.input_ids.shape, (1, width)):
         return False
@@ -90,7 +90,7 @@ def _is_plain(positions: torch.Tensor, inputs: Inputs) -> bool:
 
 
 def ragged_unsupported_reason(model: PreTrainedModel) -> str | None:
-    """What about `model` the ragged cache cannot hold, seen from its class and config alone; `None` if nothing."""
+    """Why the ragged cache does not fit `model`, by its class and config alone; `None` if no reason is known."""
     config = model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if model.config.is_encoder_decoder:

@@ -1,4 +1,4 @@
-"""Name all that compiled passes depend on, weights apart: code, versions, processor, config, shapes and modules."""
+"""Hash all that compiled passes depend on except weights: code, versions, processor, config, shapes and modules."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from ..version import __version__
 from .packed_layers import PLAIN, layout_of, packed_of
 from .packed_parameters import WEIGHT, named_parameters_of
 
-#: what a model's config says that changes nothing of its passes
+#: fields of a model's config that change nothing of its passes
 NOT_OF_PASSES = {
     "_name_or_path",
     "transformers_version",
@@ -45,12 +45,12 @@ OWN_SOURCES = (
 
 
 def described(model: nn.Module, config: PretrainedConfig, *others: str) -> str:
-    """A name for all that passes of `model` depend on, packing apart.
+    """Hash all that passes of `model` depend on except packing.
 
     Args:
-        others: fields of the config that change nothing of them either.
+        others: further fields of the config that change nothing of them.
     """
-    packed = {f"{name}.{WEIGHT}" for name in packed_of(model)}  # whose plain weights are there in shape and type only
+    packed = {f"{name}.{WEIGHT}" for name in packed_of(model)}  # their plain weights have a shape and dtype only
     depends_on = {
         "versions": [__version__, torch.__version__, transformers.__version__, platform.python_version()],
         "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability(), processor()],
@@ -71,7 +71,7 @@ def described(model: nn.Module, config: PretrainedConfig, *others: str) -> str:
 
 
 def digest(described) -> str:
-    """A hash of what can be written as JSON."""
+    """Hash a value that can be written as JSON."""
     return hashlib.sha256(json.dumps(described, sort_keys=True, default=repr).encode()).hexdigest()
 
 
@@ -80,14 +80,14 @@ def _kind(module: nn.Module) -> type:
 
 
 def _settings(module: nn.Module) -> dict:
-    """What is set on a module beside its parts: numbers, words and flags, which a trace takes for granted."""
+    """The numbers, texts and flags set on a module, which a trace treats as constants."""
     plain = (bool, int, float, str, type(None), tuple)
     named = ((name, value) for name, value in vars(module).items() if name[0] != "_" and name not in NOT_OF_MODULES)
     return {name: value for name, value in named if isinstance(value, plain)}
 
 
 def _sources(model: nn.Module) -> str:
-    """A hash of the files that define the modules, and of ours."""
+    """Hash the files that define the modules, and ours."""
     names = {_kind(module).__module__ for module in model.modules()}
     files = {getattr(sys.modules[name], "__file__", None) for name in names if not name.startswith("torch.")}
     own = [str(Path(__file__).parent / name) for name in OWN_SOURCES]
@@ -96,13 +96,13 @@ def _sources(model: nn.Module) -> str:
 
 
 def processor() -> str:
-    """What it can do, as the system names it."""
+    """The processor's features, as the system reports them."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else [platform.processor()]
     return next((line for line in lines if line.startswith(("flags", "Features"))), lines[0] if lines else "")
 
 
 def suffix_of_packed(model: nn.Module) -> str:
-    """Which layers are packed, for a file's name."""
+    """A suffix of a file's name for the packed layers."""
     packed = layout_of(packed_of(model))
     return f"-packed-{digest(packed)[:8]}" if packed else ""

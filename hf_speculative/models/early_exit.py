@@ -1,10 +1,9 @@
-"""Early exit: the target's first layers guess, and verification runs only the others.
+"""Early exit: the target's first layers draft, and verification runs only the others.
 
 Self-speculation of LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710, section 4.3). The target is two models that share all
-weights and one cache: the lower half runs layers 1 to E, then norm and head; the upper half starts from what layer E gave and
-runs the rest. A draft step is a pass of the lower half, which writes into the target's own cache. Verification feeds the
-lower half what it has not seen (the last draft token, or the prompt) and then the upper half, so that no layer runs twice for
-a token.
+weights and one cache: the lower half runs layers 1 to E, then norm and head; the upper half starts from the output of layer E
+and runs the rest. A draft step is a pass of the lower half, which writes into the target's own cache. Verification feeds the
+lower half its unseen tokens (the last draft token, or the prompt) and then the upper half. No layer runs twice for a token.
 """
 
 import copy
@@ -55,9 +54,9 @@ class EarlyExitModel(CachedModel):
         self._agree()
 
     def _agree(self) -> None:
-        """Both halves have seen the same tokens."""
+        """Set both halves to the same seen tokens."""
         self.lower.host_seen, self.lower.seen = self.upper.host_seen, self.upper.seen
-        #: what layer E gave for tokens that the upper half has not seen, `(batch, n, hidden)`; rows end in the last column
+        #: the outputs of layer E for tokens that the upper half has not seen, `(batch, n, hidden)`, aligned at the last column
         self.states: list[Tensor] = []
 
     def exit_logits(self, batch: Batch, ahead: int) -> Tensor:
@@ -120,7 +119,7 @@ class EarlyExitModel(CachedModel):
 
 
 class SharedHidden:
-    """What passes from the lower half to the upper one.
+    """Hidden states on their way from the lower half to the upper one.
 
     Attributes:
         hidden: `(batch, n, hidden)`, the output of layer E.
@@ -132,7 +131,7 @@ class SharedHidden:
 
 
 class Exit(LayerProxy):
-    """Runs its layer and notes the output."""
+    """Run the layer and keep its output."""
 
     def forward(self, *args, **kwargs):
         output = self.layer(*args, **kwargs)
@@ -142,14 +141,14 @@ class Exit(LayerProxy):
 
 
 class SkippedLayer(LayerProxy):
-    """Does not run its layer."""
+    """Skip the layer."""
 
     def forward(self, hidden_states: Tensor, *args, **kwargs):
         return (hidden_states,) if self.state.is_tuple else hidden_states
 
 
 class ResumeLayer(SkippedLayer):
-    """Goes on with what the exit noted."""
+    """Continue with the output that the exit kept."""
 
     def forward(self, hidden_states: Tensor, *args, **kwargs):
         return super().forward(self.state.hidden.to(hidden_states.device))

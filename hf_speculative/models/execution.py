@@ -1,4 +1,4 @@
-"""How passes on the ragged path are run: eagerly, compiled ahead of time, or compiled and captured in the process."""
+"""Run passes on the ragged path: eagerly, compiled ahead of time, or compiled and captured in the process."""
 
 import warnings
 from collections.abc import Hashable, Iterable
@@ -20,7 +20,7 @@ from .recording import AheadRecordingModel, RecordingModel, RecordingUniversalMo
 from .sharding import group_of, is_sharded
 from .static import AheadModel, StaticModel
 
-#: decoding after which a file is begun for passes that "auto" would run compiled: a short script is over by then
+#: seconds of decoding after which "auto" starts to compile; short scripts end before
 ENOUGH_SECONDS = 10.0
 
 
@@ -34,8 +34,8 @@ def ragged_model(
     """A ragged model whose passes run as asked, or eagerly where they cannot (`eager_reason`).
 
     Args:
-        compile: "auto" takes passes that were compiled ahead of time, and begins to make them where that pays.
-        is_static: eager passes, too, have static shapes.
+        compile: "auto" uses passes that were compiled ahead of time, and starts to compile where that pays.
+        is_static: eager passes have static shapes as well.
     """
     eager = StaticModel if is_static else RaggedModel
     if not (compile or cuda_graphs) or eager_reason(model) is not None:
@@ -58,11 +58,11 @@ def recording_model(
     compile: bool | str = False,
     is_static: bool = False,
 ) -> CachedModel:
-    """A target on its `path` that keeps the states of `layers`.
+    """A target on its `path` that records the states of `layers`.
 
     Args:
         keep: outputs for `step_output`, which only the universal path has.
-        compile: on the ragged path, passes compiled ahead of time; "auto": where there are some. Others are eager.
+        compile: on the ragged path, use passes compiled ahead of time; "auto": where they exist. Others are eager.
         is_static: as in `ragged_model`.
     """
     if path.name != "ragged":
@@ -76,26 +76,26 @@ def recording_model(
 
 
 def has_compiled_passes(model: PreTrainedModel, waits: bool = False) -> bool:
-    """Passes of `model`, as it is now, run from a file.
+    """Whether passes of `model`, as it is now, run from a file.
 
     Args:
-        waits: until it is there.
+        waits: wait for the file.
     """
     can_be = choose(model).name == "ragged" and eager_reason(model) is None
     return can_be and _ahead_of_time(model, waits) is not None
 
 
 def note_decoded(models: Iterable[PreTrainedModel | None], seconds: float) -> None:
-    """Count the time that calls of `models` took, after which their passes are worth compiling."""
+    """Add decoding time of `models`; after enough of it their passes are compiled."""
     for kept in (kept_with(model) for model in models if model is not None):
         kept[note_decoded] = kept.get(note_decoded, 0.0) + seconds
 
 
 def head_pass(model: PreTrainedModel, compile: bool | str) -> artifacts.CompiledPass | None:
-    """The compiled pass of a draft head, a `HeadPass`; `None`: it is run eagerly.
+    """The compiled pass of a draft head, a `HeadPass`; `None`: run it eagerly.
 
     Args:
-        compile: "auto" takes one that was compiled ahead of time, if it is there.
+        compile: "auto" uses one that was compiled ahead of time, if there is one.
     """
     if not compile or eager_reason(model) is not None:
         return None
@@ -103,12 +103,12 @@ def head_pass(model: PreTrainedModel, compile: bool | str) -> artifacts.Compiled
 
 
 def how_passes_run(compile: bool | str | None, *models: PreTrainedModel | None) -> tuple[Hashable, ...]:
-    """What passes of `models`, as this call runs them, cost depends on: "auto" is eager until a file is there."""
+    """A key for the kind of passes that this call runs, on which their costs depend: "auto" is eager until there is a file."""
     return (compile, *(compile and pool.has_artifact(model) for model in models), *map(packing.are_packed, models))
 
 
 def warms_up(compile: bool | str | None, cuda_graphs: bool | None, *models: PreTrainedModel | None) -> bool:
-    """Whether passes are compiled or captured in this process, so that the first of each kind takes long."""
+    """Whether passes are compiled or captured in this process, so that first passes take long."""
     in_process = (artifacts.unsupported_reason(model) is not None for model in models if model is not None)
     return bool(cuda_graphs) or (compile is True and any(in_process))
 
@@ -137,13 +137,13 @@ def _ahead_of_time(
     """The compiled pass of `model`, as it is now; `None` where there is none, or none yet.
 
     Args:
-        waits: until it is there.
-        recorded: which hidden states it gives as well.
+        waits: wait for the file.
+        recorded: the hidden states that it returns as well.
     """
     if artifacts.unsupported_reason(model) is not None:
         return None
     packing.renew(model)
-    if packing.is_partial(model):  # each other choice of layers would be another file
+    if packing.is_partial(model):  # each subset of packed layers would need a file of its own
         packing.keep_plain(
             model, "in compiled passes, since something else has some of their weights, or often asks for them"
         )

@@ -1,8 +1,8 @@
-"""A pass without Python: exported once for all batches, widths and lengths, and compiled to a file by torch's AOTInductor.
+"""Export a pass for all batch sizes, widths and lengths, and compile it to a file by torch's AOTInductor.
 
-One file serves every model of a config, for it holds no weights. It is compiled for sizes of 2 and more, and run on 1 as well,
-which torch would compile apart: that this is right is tried out before a file is kept, at 1 row, 1 column and at several.
-Packed layers are compiled as products of their packed weights.
+One file serves every model of a config, since it holds no weights. It is compiled for sizes of 2 or more, and used for size 1
+as well, which torch would compile separately. So each file is tested at 1 row, 1 column and several before it is kept.
+Packed layers are compiled as products with their packed weights.
 """
 
 import json
@@ -19,39 +19,39 @@ from .packed_layers import layout_of, packed_of
 from .packed_parameters import WEIGHT, named_parameters_of
 from .traced import TracedPass
 
-#: rows, columns, slots and nodes of a tree, of the passes that files are held to
+#: rows, columns, slots and tree nodes of the passes on which files are tested
 TRIED = ((1, 1, 7, 1), (1, 5, 40, 1), (3, 1, 9, 1), (2, 4, 33, 3), (2, 40, 0, 1), (1, 9, 21, 8))
 #: by rounding alone, eager passes of SmolLM2-135M on packed and on plain weights lie 2.5e-3 apart on random caches;
-#: what a number may be off by, in standard deviations, in float32 and in half precision; and there a vector, in its root mean
-#: square: of the many logits of a deep model a few differ by more than most
+#: the largest errors in standard deviations: of a number in float32 and in half precision, and the root mean square of a
+#: vector in half precision, where a few of the many logits differ more than most
 LARGEST, LARGEST_IN_HALF, MEAN_IN_HALF = 5e-3, 1.0, 0.1
-#: of all of these passes' tokens: where two logits are equal once they are rounded, either may be chosen
+#: the most tokens of these passes that may differ, since logits may be equal after rounding
 MOST_OTHERS = 5
 
 
 class Differs(RuntimeError):
-    """The compiled pass gives other logits, or writes other keys, than the model."""
+    """The compiled pass returns other logits, or writes other keys, than the model."""
 
 
 def export(module):
-    """A `TracedPass` or a piece of one, for any sizes from 2 on, as a `torch.export.ExportedProgram`."""
+    """Export a `TracedPass` or a piece of one, for all sizes from 2, as a `torch.export.ExportedProgram`."""
     from torch.fx.experimental import _config as symbolic_shapes
 
-    # Sizes that are symbols are taken as what they stand for in general, not compared with 0 and 1.
+    # Symbolic sizes are not specialised to 0 and 1.
     with torch.no_grad(), symbolic_shapes.patch(backed_size_oblivious=True):
         return torch.export.export(module, module.example, dynamic_shapes=module.shapes(), strict=False)
 
 
 def compile_to(path: Path, module) -> None:
-    """Exports and compiles a `TracedPass` or a piece of one, and writes it to `path`.
+    """Export and compile a `TracedPass` or a piece of one, and write it to `path`.
 
     Raises:
-        Exception: whatever torch raises where it cannot export or compile it.
+        Exception: torch cannot export or compile it.
     """
     from torch._inductor import aoti_compile_and_package
 
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what torch deprecates of its own is not for our users to mend
+        warnings.simplefilter("ignore")  # torch's own deprecations
         program = export(module.for_compiler())
         settings = {
             "aot_inductor.package_constants_in_so": False,
@@ -65,7 +65,7 @@ def compile_to(path: Path, module) -> None:
 
 
 def _forget_tracing() -> None:
-    """torch keeps the nodes of the last graph that it traced, and thus the model's weights, until it traces another."""
+    """Release the last traced graph, which torch keeps until the next trace, and with it the model's weights."""
     from torch.fx.experimental import proxy_tensor
 
     getattr(proxy_tensor, "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", {}).clear()
@@ -108,7 +108,7 @@ def flat(*inputs) -> list[Tensor]:
 
 
 def load(package: CompiledPackage, module: nn.Module) -> BoundPass:
-    """What was compiled of a `TracedPass` or a piece of one, on the very weights of `module`.
+    """Load the compiled `TracedPass`, or a piece of one, on the weights of `module`.
 
     Raises:
         Differs: it was compiled for other weights.
@@ -123,6 +123,6 @@ def load(package: CompiledPackage, module: nn.Module) -> BoundPass:
     if layout_of(packed) != json.loads(package.metadata["packed"]):
         raise Differs("other layers of the model are packed than those that it was compiled for")
     weights = {f"{name}.{WEIGHT}": parameters for name, parameters in packed.items()}
-    weights = {name: weights[name] for name in names if name in weights}  # a head's pass does not read all of them
+    weights = {name: weights[name] for name in names if name in weights}  # a head's pass does not read all
     plain = {name: own[name].detach() for name in names if name not in weights}
     return BoundPass(function, plain, weights)

@@ -1,8 +1,8 @@
-"""A target whose passes all have one shape, so that the logits of a token are the same bits whatever was drafted around it.
+"""A target whose passes all have one shape, so that a token's logits have the same bits for any draft around it.
 
-What a product or an attention rounds to depends on its shape: on the rows and columns of a pass, and on the slots that it
-looks at. Here a row keeps its lane until it is done, columns without a draft token hold filler that is rolled back as a
-rejected draft is, and each prompt is read alone, in a pass that its own length shapes.
+Rounding of products and attention depends on shapes: on the rows and columns of a pass, and on the slots it reads. Here a row
+keeps its lane until it is done, columns without a draft token hold filler that is rolled back like a rejected draft, and each
+prompt is read alone, in a pass of its own length.
 """
 
 import copy
@@ -20,14 +20,14 @@ from .static import StaticModel, ladder
 
 #: columns of a pass: a token and up to 7 draft tokens
 NUM_COLUMNS = 8
-#: texts on which a model is tried: which expert a token takes, say, shapes products inside of a pass
+#: texts on which a model is tried: routing to experts, for example, shapes products inside a pass
 SEEDS = 2
 
 
 class FixedShape(CachedModel):
     """`model` in passes of one shape.
 
-    Chains only: a path that is kept of a tree was computed in other slots than a chain has.
+    Chains only: the accepted path of a tree is computed in other slots than a chain.
 
     Args:
         model: runs the passes; it must not be shared.
@@ -78,7 +78,7 @@ class FixedShape(CachedModel):
             alone.release()
 
     def _set_lanes(self, lanes: list[int]) -> None:
-        """Which of the rows of a pass are those of the batch, as a list and on the device."""
+        """Set the lanes of the batch's rows, as a list and on the device."""
         assert self.all_rows is not None
         self.lanes, self.index = lanes, uploaded(lanes, self.all_rows.tokens.device, torch.long)
 
@@ -91,7 +91,7 @@ class FixedShape(CachedModel):
         self.model.rollback(self.all_rows)
 
     def select(self, indices: list[int]) -> None:
-        """A row that is named again gets another lane, and is not read there: `admit` follows, or nothing was read yet."""
+        """Keep rows; a repeated row gets a lane without a cache: `admit` follows, or nothing was read yet."""
         if self.all_rows is None:
             return
         kept = [self.lanes[i] for i in indices]
@@ -102,7 +102,7 @@ class FixedShape(CachedModel):
         self.model.release()
 
     def prefill(self, batch: Batch) -> None:
-        """Nothing: the first pass reads each text once."""
+        """Do nothing: the first pass reads each text once."""
 
     def admit(self, newcomers: Batch, lanes: list[int]) -> None:
         if self.all_rows is not None:
@@ -133,10 +133,10 @@ class FixedShape(CachedModel):
 
 
 def fixes_bits(model: PreTrainedModel, target: FixedShape, num_rows: int) -> bool:
-    """Whether a token's logits are the same bits, in passes of one shape, whatever stands in other columns and lanes.
+    """Whether a token's logits have the same bits, in passes of one shape, for any content of other columns and lanes.
 
-    Tried on random tokens: one at a time, and 8 at a time in other lanes and before more slots. Asked once a model object, kind
-    of passes and number of lanes.
+    Tried on random tokens, one at a time against 8 at a time in other lanes and with more slots, once for each model object,
+    kind of passes and number of lanes.
     """
     num_lanes = max(num_rows, target.num_lanes or 0)
     how = type(target.model), target.model.compile, target.model.capture is not None, are_packed(model)
@@ -160,7 +160,7 @@ def _are_same(model: PreTrainedModel, target: FixedShape, num_lanes: int, seed: 
 
 
 def _logits(target: FixedShape, tokens: Tensor, padding: list[int], passes: list[int], num_more: int) -> Tensor:
-    """Logits after the prompts and each token behind them, the last one apart, which are fed as `passes` says."""
+    """Logits after the prompts and after all further tokens but the last, fed in `passes`."""
     width = tokens.shape[1] - NUM_COLUMNS
     batch = Batch(tokens[:, :width], padding, tokens.shape[1] + num_more)
     target.reset()

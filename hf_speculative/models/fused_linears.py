@@ -1,4 +1,4 @@
-"""Layers that read the same input, such as queries, keys and values: packed as one weight, so that their products are one."""
+"""Fuse layers with the same input, such as queries, keys and values, into one packed weight and one product."""
 
 import threading
 import weakref
@@ -16,7 +16,7 @@ MOST_WASTED = 3
 
 
 def families(model: nn.Module, among: Mapping[nn.Module, Any]) -> list[list[nn.Module]]:
-    """The modules in `among`, in their order; as one list those that, by names and shapes, read the same input."""
+    """Group the modules in `among`, in order; by names and shapes, those in one list read the same input."""
     family_of: dict[nn.Module, list[nn.Module]] = {}
     num_parents = Counter(child for parent in model.modules() for child in parent._modules.values())
     for parent in model.modules():
@@ -37,7 +37,7 @@ def _reads(module: nn.Module) -> tuple:
 
 @dataclass
 class PendingOutput:
-    """The products of one input that some layers have not taken yet."""
+    """The fused product of one input, and the layers that have not taken their part yet."""
 
     input: Tensor
     version: int
@@ -46,13 +46,13 @@ class PendingOutput:
 
 @dataclass
 class FusedLinears:
-    """Some layers' common product. The first that is given an input computes all of it, the others take their part.
+    """The fused product of some layers. The first layer called with an input computes it, the others take their parts.
 
     Attributes:
         sizes: the layers' numbers of outputs.
         members: their parameters.
-        num_wasted: products that some layer did not take.
-        kept: by thread.
+        num_wasted: products of which some layer did not take its part.
+        kept: pending products by thread.
     """
 
     sizes: list[int]
@@ -61,11 +61,11 @@ class FusedLinears:
     kept: dict[int, PendingOutput] = field(default_factory=dict, repr=False)
 
     def split(self, whole: Tensor, dim: int) -> Sequence[Tensor]:
-        """What each of the layers has of a `whole` weight or product."""
+        """Split a fused weight or product into the layers' parts."""
         return whole.split(self.sizes, dim)
 
     def part(self, index: int, input: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-        """What layer `index` makes of `input (..., in)`, of the `product (..., sum of sizes)`."""
+        """The output of layer `index` for `input (..., in)`: its part of the `product (..., sum of sizes)`."""
         thread = threading.get_ident()
         kept = self.kept.get(thread)
         version = 0 if input.is_inference() else input._version
@@ -78,5 +78,5 @@ class FusedLinears:
 
     @property
     def is_apart(self) -> bool:
-        """The layers were found to read different inputs, or not all of them to be used, or there any more."""
+        """Whether the layers turned out to read different inputs, or some of them are unused or gone."""
         return self.num_wasted > MOST_WASTED or not all(reference() is not None for reference in self.members)

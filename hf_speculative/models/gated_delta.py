@@ -19,7 +19,7 @@ def run(
     use_qk_l2norm_in_kernel: bool = False,
     **kwargs,
 ) -> tuple[Tensor, Tensor]:
-    """What `chunk_gated_delta_rule` gives, from the state of `steps`.
+    """Step the gated delta rule from the state of `steps`; returns what `chunk_gated_delta_rule` would.
 
     Args:
         single: a fused kernel for one column; `None`: there is none.
@@ -48,7 +48,7 @@ def run(
     if groups > 1:
         query, key = (part.repeat_interleave(groups, 2) for part in (query, key))
     decays = g.exp().view(*value.shape[:3], -1, 1)
-    # A matrix a row and head. What a key finds is forgotten by as much as it learns.
+    # A matrix for each row and head: the delta rule replaces what the key retrieves.
     learns, finds, key = (value * beta[..., None])[..., None, :], (key * -beta[..., None])[..., None, :], key[..., None]
     query = query[..., None, :]
     outputs = []

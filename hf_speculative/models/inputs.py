@@ -1,4 +1,4 @@
-"""What transformers' `generate` prepares for a model before its first pass: ids, masks, positions, encoder outputs, cache."""
+"""The inputs that transformers' `generate` prepares before the first pass: ids, masks, positions, encoder outputs, cache."""
 
 import functools
 import inspect
@@ -27,20 +27,20 @@ from .prompt import Prompt
 from .rollback import copy_of
 from .shallow import duplicate
 
-#: what any model is given with its ids
+#: inputs that any model gets beside ids
 TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "labels", *CACHE_ARGUMENTS}
-#: what stands at each column of the prompt, 0 for text
+#: inputs with the type of each column of the prompt, 0 for text
 TOKEN_TYPES = {"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"}
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """One call, as a model's own `generate` prepared it.
+    """One call, prepared by a model's own `generate`.
 
     Attributes:
         input_ids: `(batch, width)` the decoder's prompt; the width is 0 where all of it came as `inputs_embeds`.
         generation_config: the call's, completed.
-        model_kwargs: everything else that the model's forward gets, an empty or filled cache among it.
+        model_kwargs: all other inputs of the model's forward, an empty or filled cache included.
     """
 
     input_ids: Tensor
@@ -49,33 +49,33 @@ class Inputs:
 
     @property
     def cache_name(self) -> str:
-        """The keyword that the model's cache goes by."""
+        """The keyword of the model's cache."""
         return next((name for name in CACHE_ARGUMENTS if self.model_kwargs.get(name) is not None), "past_key_values")
 
     @property
     def cache(self):
-        """Empty, or that of an earlier turn."""
+        """The cache: empty, or of an earlier turn."""
         return self.model_kwargs.get(self.cache_name)
 
     @property
     def attention_mask(self) -> Tensor | None:
-        """That of the decoder's prompt."""
+        """The mask of the decoder's prompt."""
         is_encoder_decoder = "encoder_outputs" in self.model_kwargs
         return self.model_kwargs.get("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
 
     @functools.cached_property
     def prompt(self) -> Prompt:
-        """The decoder's prompt, on the host."""
+        """The decoder's prompt on the host."""
         return Prompt(self.input_ids, self.attention_mask)
 
     @property
     def is_text(self) -> bool:
-        """Nothing but ids and what follows from them."""
+        """Whether there are no inputs but ids and what follows from them."""
         return not self.others
 
     @property
     def others(self) -> list[str]:
-        """What else the model is given; `{}` and `False` stand for nothing, transformers fills them in."""
+        """Further inputs; `{}` and `False`, which transformers fills in, do not count."""
 
         def is_nothing(value) -> bool:
             return value is None or value is False or (isinstance(value, dict) and not value)
@@ -89,7 +89,7 @@ class Inputs:
         return mask is not None and not bool(mask.all())
 
     def fresh_kwargs(self, model: PreTrainedModel) -> dict[str, Any]:
-        """`model_kwargs` with a cache of their own, so that what was prepared can be used again."""
+        """`model_kwargs` with a fresh cache, so that the inputs can be used again."""
         name = self.cache_name
         cache = self.model_kwargs.get(name)
         if isinstance(getattr(cache, "self_attention_cache", cache), StaticCache):
@@ -98,7 +98,7 @@ class Inputs:
 
     @staticmethod
     def _growing_cache(model: PreTrainedModel) -> Cache:
-        """In place of an empty static cache, which cannot be taken back; it changes no token."""
+        """Replace an empty static cache, which cannot be rolled back; tokens stay the same."""
         config = model.config.get_text_config(decoder=True)
         own = DynamicCache(config=config)
         return EncoderDecoderCache(own, DynamicCache(config=config)) if model.config.is_encoder_decoder else own
@@ -107,14 +107,14 @@ class Inputs:
 def inputs_for_draft(
     draft: PreTrainedModel, target: PreTrainedModel, inputs: Inputs, call: dict[str, Any], inputs_tensor: Tensor | None
 ) -> Inputs:
-    """What the draft's own `generate` makes of the same call.
+    """Prepare the same call by the draft's own `generate`.
 
     Args:
-        inputs: what the target's prepared.
+        inputs: of the target.
         call: the keyword arguments of the call.
-        inputs_tensor: the target's main input: the prompt's ids, or what its encoder read.
+        inputs_tensor: the target's main input: the prompt's ids, or its encoder's input.
     """
-    num_copies = inputs.generation_config.num_return_sequences or 1  # prepared already, and to be prepared again
+    num_copies = inputs.generation_config.num_return_sequences or 1  # expanded already, and expanded again below
     kwargs, prompt = inputs.model_kwargs, inputs.input_ids[::num_copies]
     mask = kwargs.get("attention_mask")
     given = _accepted(draft, call)
@@ -132,11 +132,11 @@ def inputs_for_draft(
             given["inputs_embeds" if is_embedded else draft.main_input_name] = inputs_tensor
     else:
         given["input_ids"] = prompt
-        for name in TOKEN_TYPES & given.keys():  # of an earlier turn, whose cache the target has; since then it is text
+        for name in TOKEN_TYPES & given.keys():  # of an earlier turn in the target's cache; later columns are text
             given[name] = functional.pad(given[name], (0, prompt.shape[1] - given[name].shape[-1]))
         given.pop("attention_mask", None)
         parameters, mask = inspect.signature(draft.forward).parameters, inputs.attention_mask
-        if "attention_mask" in parameters:  # always, or it would be made up from ids that look like padding
+        if "attention_mask" in parameters:  # else transformers would infer it from ids that look like padding
             given["attention_mask"] = torch.ones_like(prompt) if mask is None else mask[::num_copies]
         # A decoder that reads the target's encoder, or none at all.
         if target.config.is_encoder_decoder and "encoder_outputs" in parameters:
@@ -145,9 +145,9 @@ def inputs_for_draft(
 
 
 def misfit_of_encoder(draft: PreTrainedModel, target: PreTrainedModel, call: dict[str, Any]) -> str | None:
-    """Which of `inputs_embeds` and `encoder_outputs` in a call has another width than the draft's own encoder; `None` if none.
+    """The input of a call, `inputs_embeds` or `encoder_outputs`, whose width is not that of the draft's encoder, if any.
 
-    Of the same width, the draft reads what the target reads: drafts are made from their targets, embeddings and all.
+    With the same width, the draft reads the target's: drafts are made from their targets, embeddings included.
     """
     if not draft.config.is_encoder_decoder or _share_encoder(draft, target):
         return None
@@ -160,7 +160,7 @@ def misfit_of_encoder(draft: PreTrainedModel, target: PreTrainedModel, call: dic
 
 
 def text_inputs(model: PreTrainedModel, batch: Batch) -> Inputs:
-    """What a decoder-only model's own `generate` makes of the prompts of `batch`."""
+    """Prepare the prompts of `batch` by a decoder-only model's own `generate`."""
     width = batch.prompt_width
     mask = torch.arange(width, device=batch.tokens.device) >= batch.padding[:, None]
     given = {"input_ids": batch.tokens[:, :width], "attention_mask": mask.long()}
@@ -168,7 +168,7 @@ def text_inputs(model: PreTrainedModel, batch: Batch) -> Inputs:
 
 
 def prepared_inputs(model: PreTrainedModel, given: dict[str, Any]) -> Inputs:
-    """What a model's own `generate` makes of the keywords `given`."""
+    """Prepare the keywords `given` by a model's own `generate`."""
     return _captured(model, given, max_length=given.get("input_ids", torch.empty(1, 8)).shape[1] + 32)
 
 
@@ -178,7 +178,7 @@ def _captured(model: PreTrainedModel, given: dict[str, Any], max_length: int, nu
     def capture(model, input_ids, generation_config, logits_processor, stopping_criteria, **model_kwargs):
         prepared.append(Inputs(input_ids, generation_config, model_kwargs))
 
-    # A shallow copy with a bare generation_config: what the model's own asks for, beams for instance, is not asked for here.
+    # A shallow copy with an empty generation_config: settings of the model's own, such as beams, do not apply here.
     bare = duplicate(model)
     tokens = ("decoder_start_token_id", "bos_token_id", "eos_token_id")
     bare.generation_config = GenerationConfig(**{name: getattr(model.generation_config, name) for name in tokens})
@@ -198,9 +198,9 @@ def _captured(model: PreTrainedModel, given: dict[str, Any], max_length: int, nu
 
 @contextmanager
 def _noted_positions(model: PreTrainedModel):
-    """Models with positions in 2-D note on themselves how far images moved the text, for turns that go on from a cache.
+    """The position offsets that models with 2-D positions store on themselves, for turns that continue a cache.
 
-    That of the user's own calls stays, also where the model drafts for itself or is tried out.
+    Offsets of the user's own calls are kept where the model drafts for itself or is tried out.
     """
     noted = [(module, module.rope_deltas) for module in model.modules() if hasattr(module, "rope_deltas")]
     try:
@@ -211,14 +211,14 @@ def _noted_positions(model: PreTrainedModel):
 
 
 def note_positions(twin: PreTrainedModel, model: PreTrainedModel) -> None:
-    """What a shallow copy has noted on its own modules, the model notes as well."""
+    """Copy the offsets that a shallow copy stored on its modules to the model."""
     for one, original in zip(twin.modules(), model.modules(), strict=True):
         if hasattr(one, "rope_deltas"):
             original.rope_deltas = one.rope_deltas
 
 
 def _accepted(draft: PreTrainedModel, call: dict[str, Any]) -> dict[str, Any]:
-    """The inputs of `call` that the draft takes as well: images, features, masks."""
+    """The inputs of `call` that the draft accepts as well: images, features, masks."""
     accepted = inspect.signature(draft.forward).parameters
     excluded = (
         "inputs",
@@ -238,12 +238,12 @@ def _accepted(draft: PreTrainedModel, call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _every(n: int, outputs: ModelOutput) -> ModelOutput:
-    """Every n-th row of what an encoder gave."""
+    """Every n-th row of an encoder's outputs."""
     return type(outputs)({k: v[::n] if isinstance(v, Tensor) else v for k, v in outputs.items()})
 
 
 def _share_encoder(draft: PreTrainedModel, target: PreTrainedModel) -> bool:
-    """The draft's encoder is the target's: the same weights in memory."""
+    """Whether the draft's encoder shares the target's weights in memory."""
     if not target.config.is_encoder_decoder:
         return False
     ours, theirs = draft.get_encoder(), target.get_encoder()

@@ -1,4 +1,4 @@
-"""Models given by name: which class loads them, and whether their files fill it."""
+"""Load models by name: choose the class, and check that the files fill it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,17 +22,16 @@ from ..names import LOADING, OF_REPOSITORY
 
 
 def load_model(name: str | Path, **kwargs) -> PreTrainedModel:
-    """The model that a Hub repository or a folder holds, a published draft head among them, in eval mode.
+    """Load the model of a Hub repository or a folder, published draft heads included, in eval mode.
 
     Args:
         **kwargs: as in transformers' `from_pretrained`.
 
     Raises:
-        ValueError: its files do not fill its class, so that it would run with newly initialised weights, or without some of
-            its own.
+        ValueError: its files do not match its class: weights would be newly initialised or left out.
     """
     names.check_name(name)
-    kwargs.setdefault("trust_remote_code", False)  # without, transformers asks on standard input
+    kwargs.setdefault("trust_remote_code", False)  # else transformers asks on standard input
     if (head := load_head(name, **kwargs)) is not None:
         return head
     places = (*LOADING, *OF_REPOSITORY, "subfolder")
@@ -52,10 +51,10 @@ def load_model(name: str | Path, **kwargs) -> PreTrainedModel:
 
 
 def check_name(name: str | Path, **kwargs) -> None:
-    """Raises where `load_model` would find nothing to load, before other models take minutes.
+    """Raise where `load_model` would find nothing to load, before other models take minutes.
 
     Args:
-        **kwargs: where its files come from, as in `from_pretrained`.
+        **kwargs: as in `from_pretrained`.
     """
     names.check_name(name)
     if layout_of(name, **kwargs) is None:
@@ -64,7 +63,7 @@ def check_name(name: str | Path, **kwargs) -> None:
 
 @contextmanager
 def remote_code_explained(name: str | Path) -> Iterator[None]:
-    """An error of transformers about a repository's own code says what to do about it here."""
+    """Add the way out to transformers' error about a repository's own code."""
     try:
         yield
     except ValueError as error:
@@ -77,10 +76,10 @@ def remote_code_explained(name: str | Path) -> Iterator[None]:
 
 
 def auto_class_for(name: str | Path, **kwargs):
-    """The class that loads a model given by name; block-diffusion drafts have no head, so that they are none of the others.
+    """The class that loads a model given by name; block-diffusion drafts, which have no head, have one of their own.
 
     Args:
-        **kwargs: where its files come from, as in `from_pretrained`: `revision`, `token`, `subfolder`, ...
+        **kwargs: as in `from_pretrained`: `revision`, `token`, `subfolder`, ...
     """
     kwargs.setdefault("trust_remote_code", False)
     with remote_code_explained(name):

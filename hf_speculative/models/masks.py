@@ -10,7 +10,7 @@ from ..hf_compat import attention_name
 from ..types import Tree
 from .ragged_cache import RaggedCache
 
-#: what layers attend to whose type is the key
+#: the attention of layers by their type
 ATTENTION_TYPES = {kind: kind for kind in ("full_attention", "sliding_attention", "chunked_attention")} | {
     "hybrid": "full_attention",
     "hybrid_sliding": "sliding_attention",
@@ -20,14 +20,14 @@ RECURRENT_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 
 
 def is_recurrent(model: PreTrainedModel) -> bool:
-    """Some layers have a recurrent state."""
+    """Whether some layers have recurrent states."""
     return not RECURRENT_TYPES.isdisjoint(
         getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
     )
 
 
 class AttentionLayers:
-    """What each layer of a model attends to, and the explicit masks that say so.
+    """The attention of each layer of a model, and the explicit masks for it.
 
     Follows `transformers.masking_utils.create_masks_for_generate`: a dict of masks by layer type where the config lists
     `layer_types`, else one mask for all layers.
@@ -53,14 +53,14 @@ class AttentionLayers:
 
     @property
     def attend(self) -> bool:
-        """Any layer does."""
+        """Whether any layer attends."""
         return not self.attends or any(self.attends)
 
     def new_cache(self) -> RaggedCache:
         return RaggedCache(self.windows, self.num_states, self.attends)
 
     def shape_of_keys(self) -> tuple[int, int]:
-        """Heads of a layer's keys and their width, in models whose layers share them."""
+        """The number of key heads and their width, in models whose layers share them."""
         config = self.config
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -102,7 +102,7 @@ class AttentionLayers:
         first = cache.first(self.window) if kind == "sliding_attention" else 0
         slots = torch.arange(first, cache.end, device=queries.device)
         if first:
-            queries = queries.clamp(min=first)  # filler has to see something, too
+            queries = queries.clamp(min=first)  # a softmax over nothing would be NaN, for filler as well
         if nodes is None:
             query, key = queries[:, None, :, None], slots
             visible = key <= query
@@ -116,14 +116,14 @@ class AttentionLayers:
         return self.explicit(visible, dtype)
 
     def explicit(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
-        """A boolean mask as the model's attention takes it."""
+        """Convert a boolean mask to the form that the model's attention takes."""
         if not self.is_additive:
             return visible
         return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
 
 
 class Nodes:
-    """Where a pass finds a tree of draft tokens: side by side behind each row's own, at positions that are their depths.
+    """The slots of a tree of draft tokens: side by side behind the row's own tokens, at positions by depth.
 
     Args:
         first: `(batch,)` slot of each row's first node; behind all slots of a pass that has no tree.
@@ -135,7 +135,7 @@ class Nodes:
         self.first, self.depths, self.ancestors = first[:, None], depths, ancestors
 
     def positions(self, slots: Tensor) -> Tensor:
-        """Of what stands in `slots (batch or 1, m)`: `(batch, m)`."""
+        """The positions of tokens in `slots (batch or 1, m)`: `(batch, m)`."""
         nodes, are_nodes = self._nodes(slots)
         depths = self.depths.gather(1, nodes)
         return torch.where(are_nodes, self.first - 1 + depths, slots)
@@ -148,17 +148,17 @@ class Nodes:
         return torch.where(are_nodes[:, None], seen, slots <= queries[:, :, None])[:, None]
 
     def _nodes(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Which node stands in each of `slots (batch or 1, m)`, if any, and where one does; each `(batch, m)`."""
+        """The node in each of `slots (batch or 1, m)`, and whether there is one; each `(batch, m)`."""
         nodes, last = slots - self.first, self.depths.shape[1] - 1
         return nodes.clamp(0, last), (nodes >= 0) & (nodes <= last)
 
 
 def nodes_of(tree: Tree, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What `Nodes` takes, of a `tree` whose nodes stand in the slots from `first (batch,)` on."""
+    """The arguments of `Nodes` for a `tree` in the slots from `first (batch,)` on."""
     return first, tree.depths[:, 1:].to(first.device).contiguous(), tree.ancestors.to(first.device)
 
 
 def no_nodes(num_rows: int, end: int, device: torch.device | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Likewise of a chain in slots `[0, end)`: one node, behind them all."""
+    """The arguments of `Nodes` for a chain in slots `[0, end)`: one node behind them all."""
     depths = torch.ones(num_rows, 1, dtype=torch.long, device=device)
     return end * depths[:, 0], depths, torch.ones(num_rows, 1, 1, dtype=torch.bool, device=device)

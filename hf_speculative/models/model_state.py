@@ -1,4 +1,4 @@
-"""What sources of drafts keep with a model from call to call: answers, and what they learned."""
+"""State that sources of drafts keep with a model from call to call: answers, and what they learned."""
 
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
@@ -16,13 +16,13 @@ def kept_with(model: PreTrainedModel) -> dict[Hashable, Any]:
 
 
 def forget(model: PreTrainedModel) -> None:
-    """Nothing is kept with the model any longer."""
+    """Drop all state kept with the model."""
     _kept.pop(model, None)
 
 
 @contextmanager
 def keeping(model: PreTrainedModel, own: dict[Hashable, Any]) -> Iterator[None]:
-    """For a while `own` is kept with the model, so that who is compared does not learn from the others' texts."""
+    """Use `own` as the model's state in a block of code, so that compared settings do not learn from each other's texts."""
     before = kept_with(model)
     _kept[model] = own
     try:

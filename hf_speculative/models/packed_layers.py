@@ -1,6 +1,6 @@
-"""Linear layers on a CPU whose weights are packed: kept in the order in which oneDNN reads them, and in no other.
+"""Linear layers on a CPU with packed weights: stored in the order in which oneDNN reads them, and in no other.
 
-oneDNN reads a weight in blocks of its own order, into which it otherwise brings it anew in every pass. Plain products in
+oneDNN reads weights in blocks of its own order, and otherwise reorders them in every pass. Plain products in
 float32 are MKL's, which take 1.2 to 4 times as long at 1 to 9 columns (AVX2 and AVX-512; weights of 0.5 to 108 MiB). A packed
 layer holds its weight in blocks *instead of* the plain one, so there is no second copy to go stale. Reading the weight
 restores it, bit for bit: `state_dict`, `save_pretrained`, `.to()`, an optimizer, pickling, a forward that autograd follows.
@@ -33,7 +33,7 @@ HELD = "whose weights other code refers to"
 
 
 class Packed(nn.Module):
-    """What a packed layer does; the class of the plain one comes after this one."""
+    """Mixin of packed layers, before the class of the plain one."""
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
@@ -60,7 +60,7 @@ def _bias_of(together: FusedLinears) -> Tensor | None:
 
 
 def joined(biases: Sequence[Tensor | None]) -> Tensor | None:
-    """The biases of layers whose product is one, all of which have one, or none."""
+    """The joined bias of fused layers, which all have one, or none has."""
     return None if biases[0] is None else torch.cat(cast("list[Tensor]", biases))
 
 
@@ -75,7 +75,7 @@ def linear(input: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @torch.compiler.disable
 def _uncompiled(module: nn.Module, input: Tensor) -> Tensor:
-    """torch.compile cannot trace packed weights; passes that we compile have theirs unpacked first."""
+    """Run outside of torch.compile, which cannot trace packed weights; passes that we compile are unpacked first."""
     return module.forward(input)
 
 
@@ -88,7 +88,7 @@ class PackedConv1D(Packed, Conv1D):
 
 
 class Traced(nn.Module):
-    """A packed layer as a compiler sees it: its weight has the shape of a packed one, `(out, in)`, and no numbers.
+    """A packed layer for the compiler: its weight has the shape `(out, in)` of a packed one, and no numbers.
 
     Attributes:
         together: those that it is packed with, if there are some, the first of which, of `twins`, has the weight.
@@ -119,7 +119,7 @@ PLAIN: dict[type, type] = {packed: plain for plain, packed in PACKED.items()}
 
 
 def _computes(parameters: PackedParameters, input: Tensor, packed: Tensor) -> bool:
-    """Whether the packed weight gives what the plain one would: no gradients, no casts, and a weight that is as it was."""
+    """Whether the packed weight can replace the plain one: no gradients, no casts, and an unchanged weight."""
     if type(input) is not Tensor or input.dtype != packed.dtype or input.device.type != "cpu":
         return False
     weight = parameters.peek()
@@ -134,7 +134,7 @@ def _computes(parameters: PackedParameters, input: Tensor, packed: Tensor) -> bo
 
 
 def is_linear(module: nn.Module) -> bool:
-    """It is of a kind that can be packed, or is packed."""
+    """Whether a layer is of a kind that can be packed, or is packed."""
     return type(module) in PACKED or type(module) in PLAIN
 
 
@@ -143,7 +143,7 @@ def is_packed(module: nn.Module) -> bool:
 
 
 def packed_weight(modules: Sequence[nn.Module]) -> Tensor:
-    """A plain layer's weight, as `(out, in)`, in blocks; of several, one below the other."""
+    """Pack the weight `(out, in)` of a plain layer, or the concatenated weights of several, in blocks."""
     weights = [weight_of(module).detach() for module in modules]
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     if issubclass(type(modules[0]), Conv1D):
@@ -152,7 +152,7 @@ def packed_weight(modules: Sequence[nn.Module]) -> Tensor:
 
 
 def pack(modules: Sequence[nn.Module], packed: Tensor, is_shared: bool) -> bool:
-    """Give layers their `packed_weight` in place of the plain ones, or beside it, if it `is_shared`; whether that went well."""
+    """Replace the plain weights of layers by `packed_weight`, or keep both if `is_shared`; returns whether it succeeded."""
     for module in modules:
         if not isinstance(module._parameters, PackedParameters):
             module._parameters = PackedParameters(module._parameters)
@@ -162,14 +162,14 @@ def pack(modules: Sequence[nn.Module], packed: Tensor, is_shared: bool) -> bool:
 
 
 def unpack(module: nn.Module) -> None:
-    """The layer as it was before `pack`, its class included."""
+    """Undo `pack`, the class included."""
     if isinstance(module._parameters, PackedParameters):
         module._parameters = module._parameters.copy()
         module.__class__ = PLAIN[type(module)]
 
 
 def traced(model: nn.Module) -> dict[str, nn.Module]:
-    """Twins of packed layers for the compiler, by the layer's name; the memory of their weights is never touched."""
+    """Twins of packed layers for the compiler, by name; the memory of their weights is never read."""
     twins: dict[str, nn.Module] = {}
     for names in layout_of(packed_of(model)):
         layers = [model.get_submodule(name) for name in names]
@@ -193,7 +193,7 @@ def _twin(layer: nn.Module, weight: nn.Parameter | None) -> Traced:
 
 
 def layout_of(packed: Mapping[str, PackedParameters]) -> list[list[str]]:
-    """The layers in `packed_of`, as a file notes them: the names of those that are one weight."""
+    """The layers in `packed_of` as lists of names, one list for each packed weight."""
     lists: dict[tuple, dict[int, str]] = defaultdict(dict)
     for name, parameters in packed.items():
         parent, _, own = name.rpartition(".")
@@ -231,7 +231,7 @@ def unsupported_reason(module: nn.Module, is_shared: bool) -> str | None:
 
 
 def dtypes() -> tuple[torch.dtype, ...]:
-    """Of weights that can be packed on this machine."""
+    """The dtypes of weights that can be packed on this machine."""
     room = torch.ops.mkldnn
     is_there = torch.backends.mkldnn.is_available() and platform.machine().lower() in ("x86_64", "amd64")
     needs = ("_linear_pointwise", "_reorder_linear_weight")

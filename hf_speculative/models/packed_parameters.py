@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..hf_compat import OWNED_ONCE, has_own_storage, owners_of, version_of
 from .fused_linears import FusedLinears
 
-#: numbers of a shared weight that are compared at the start of a call
+#: numbers of a shared weight that are compared before use
 NUM_SAMPLES = 4096
 
 WEIGHT = "weight"
@@ -22,7 +22,7 @@ _lock = threading.RLock()
 
 @dataclass(frozen=True)
 class Stamp:
-    """A shared weight as it was when it was packed."""
+    """The state of a shared weight when it was packed."""
 
     version: int
     place: int
@@ -34,22 +34,22 @@ class Stamp:
         return Stamp(version_of(weight), weight.data_ptr(), weight.detach().flatten()[::step].clone())
 
     def fits(self, weight: Tensor) -> bool:
-        """It was not written to, nor moved, as far as torch counts: writing to `weight.data` it does not."""
+        """Whether it was neither written to nor moved, by torch's counters, which miss writes to `weight.data`."""
         return self.version == weight._version and self.place == weight.data_ptr()
 
     def equals(self, weight: Tensor) -> bool:
-        """It was not written to at all: an optimizer that writes to `weight.data` changes nearly all numbers."""
+        """Whether sampled numbers are unchanged: an optimizer that writes to `weight.data` changes nearly all."""
         return self.fits(weight) and torch.equal(Stamp.of(weight).sample, self.sample)
 
 
 class Reader(Protocol):
     def release(self) -> None:
-        """Read the weight no more: it ends when this returns."""
+        """Stop reading the weight: it is freed when this returns."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a layer computes with in place of its plain weight: read at once, for another thread may restore that meanwhile.
+    """The packed weight of a layer: read in one step, since another thread may restore the plain one meanwhile.
 
     Attributes:
         packed: the weight as `(out, in)`, in oneDNN's blocks, with the rows of all that are packed
@@ -108,7 +108,7 @@ class PackedParameters(dict):
         return self.stamp is None or self.stamp.fits(self.peek())
 
     def restore(self) -> None:
-        """The plain weight again, as it was, and those that are packed together with it."""
+        """Restore the plain weight, and those that are packed together with it."""
         with _lock:
             together, packed = self.together, self.packed
             members = [self] if together is None else [reference() for reference in together.members]
@@ -129,14 +129,14 @@ class PackedParameters(dict):
                 member.readers = cast("WeakSet[Reader]", ())
 
     def separate(self) -> None:
-        """Plain weights again, to be packed each alone from now on."""
+        """Restore plain weights, to be packed each alone later."""
         members = [] if self.together is None else self.together.members
         for one in filter(None, (reference() for reference in members)):
             one.is_apart = True
         self.restore()
 
     def check(self) -> None:
-        """Ends the packing of a shared weight that was written to."""
+        """End the packing of a shared weight that was written to."""
         if self.stamp is not None and not self.stamp.equals(self.peek()):
             self.restore()
 
@@ -164,7 +164,7 @@ class PackedParameters(dict):
         self._ask()
         return values
 
-    # Whatever reads a weight asks for it, ...
+    # Reading restores the weight, ...
 
     def __getitem__(self, name):
         value = super().__getitem__(name)
@@ -196,7 +196,7 @@ class PackedParameters(dict):
     def __reduce_ex__(self, protocol):
         return dict, (self._all(),)
 
-    # ... and whatever replaces it ends the packing.
+    # ... and replacing it ends the packing.
 
     def __setitem__(self, name, value):
         self._end(name)

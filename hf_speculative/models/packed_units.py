@@ -1,4 +1,4 @@
-"""What of a model is packed: linear layers, those that read the same input as one."""
+"""Units of packing: single linear layers, and layers with the same input."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,22 +13,22 @@ from .packed_parameters import parameters_of, weight_of
 
 @dataclass(frozen=True)
 class Unit:
-    """Layers that are packed as one weight: one that stands alone, or several that read the same input.
+    """Layers that are packed as one weight: a single one, or several with the same input.
 
     Attributes:
-        is_shared: an embedding has the weight as well.
+        is_shared: an embedding shares the weight.
     """
 
     layers: tuple[nn.Module, ...]
     is_shared: bool = False
 
     def unsupported_reason(self) -> str | None:
-        """Why it is not packed; `None` if it can be, or is, maybe as a part of another model."""
+        """Why it is not packed; `None` if it can be, or is, possibly as a part of another model."""
         reasons = (None if is_packed(layer) else unsupported_reason(layer, self.is_shared) for layer in self.layers)
         return next(filter(None, reasons), None)
 
     def pack(self) -> bool:
-        """Whether it is packed now."""
+        """Pack it; returns whether it is packed now."""
         if all(map(is_packed, self.layers)):
             return True
         return pack(self.layers, packed_weight(self.layers), self.is_shared)
@@ -40,7 +40,7 @@ class Unit:
 
 
 def linear_layers(model: PreTrainedModel) -> dict[nn.Module, bool]:
-    """Those that may be packed, each with whether an embedding has its weight as well.
+    """The layers that may be packed, each with whether an embedding shares its weight.
 
     Left out: the first parameter of a model, which `model.device` and `model.dtype` read.
     """
@@ -52,7 +52,7 @@ def linear_layers(model: PreTrainedModel) -> dict[nn.Module, bool]:
 
 
 def units_of(model: PreTrainedModel, layers: Mapping[nn.Module, bool]) -> Iterator[Unit]:
-    """What of `layers` is packed together: those that read the same input, if all of them can be."""
+    """Group `layers` into units: those with the same input form one, if all of them can be packed."""
     for family in families(model, layers):
         unit = Unit(tuple(family), layers[family[0]])
         num_packed = sum(map(is_packed, family))  # as parts of another model
@@ -65,6 +65,6 @@ def units_of(model: PreTrainedModel, layers: Mapping[nn.Module, bool]) -> Iterat
 
 
 def parts_of(unit: Unit) -> list[Unit]:
-    """The unit, or its layers, if they are to be packed each alone."""
+    """The unit, or its layers as units, if they have to be packed each alone."""
     are_apart = any(getattr(layer._parameters, "is_apart", False) for layer in unit.layers)
     return [replace(unit, layers=(layer,)) for layer in unit.layers] if are_apart else [unit]

@@ -1,7 +1,7 @@
-"""Which linear layers of a model run on packed weights, and keeping it so from call to call.
+"""Pack the linear layers of a model, and keep them packed from call to call.
 
-`attach` packs, `detach` puts everything back. A layer that was asked for its plain weight in between is packed again when the
-next call begins. See docs/optimize.md.
+`attach` packs, `detach` restores. A layer whose plain weight was read in between is packed again when the next call begins.
+See docs/optimize.md.
 """
 
 import ctypes
@@ -23,18 +23,18 @@ from .packed_parameters import PackedParameters, parameters_of, weight_of
 from .packed_units import Unit, linear_layers, parts_of, units_of
 from .sharding import group_of, is_sharded
 
-#: bytes of a float32 weight below which eager products win less than a packed layer's own Python takes, 5 microseconds
+#: bytes of a float32 weight below which packing gains less than a packed layer's own Python takes, 5 microseconds
 LEAST_BYTES = 2**19
 
 
 @dataclass
 class Packing:
-    """What was packed of one model.
+    """The packed layers of one model.
 
     Attributes:
-        units: the linear layers chosen.
-        left: why others stay plain: how many by reason.
-        num_bytes: of the packed weights; `num_copied`: of those that are there plain as well.
+        units: the packed layers.
+        left: the number of plain layers by reason.
+        num_bytes: of the packed weights; `num_copied`: of those that exist plain as well.
         has_small: small layers are packed as well.
     """
 
@@ -89,11 +89,11 @@ def packing_unsupported_reason(model: PreTrainedModel) -> str | None:
 
 
 def pack_weights(model: PreTrainedModel, has_small: bool = False, only: Collection[str] | None = None) -> Packing:
-    """Packs what can be packed of `model`; more than before, if a later call asks for small layers too.
+    """Pack the layers of `model` that can be packed; a later call may add small layers.
 
     Args:
-        has_small: float32 weights below `LEAST_BYTES` too: a layer of a compiled pass takes no Python.
-        only: these layers and no others, by name.
+        has_small: float32 weights below `LEAST_BYTES` as well: a layer of a compiled pass takes no Python.
+        only: these layers alone, by name.
     """
     known = _packings.get(model)
     if known is not None and has_small <= known.has_small:
@@ -127,7 +127,7 @@ def pack_weights(model: PreTrainedModel, has_small: bool = False, only: Collecti
 
 
 def is_small(unit: Unit) -> bool:
-    """Eager passes are not faster with it packed; bfloat16 weights are brought to oneDNN's blocks in any case."""
+    """Whether eager passes gain nothing from packing it; bfloat16 weights are reordered to blocks in any case."""
     return weight_of(unit.layers[0]).dtype == torch.float32 and unit.num_bytes < LEAST_BYTES * len(unit.layers)
 
 
@@ -154,7 +154,7 @@ def renew(model: PreTrainedModel | None) -> None:
 
 
 def unpack_weights(model: PreTrainedModel | None) -> None:
-    """All of `model` as it was before `pack_weights`; a model that was not packed stays as it is."""
+    """Undo `pack_weights`; a model that was not packed stays as it is."""
     packing = None if model is None else _packings.pop(model, None)
     if packing is not None:
         for layer in packing.layers:
@@ -163,24 +163,24 @@ def unpack_weights(model: PreTrainedModel | None) -> None:
 
 
 def keep_plain(model: PreTrainedModel, reason: str) -> None:
-    """Unpack, and pack nothing until the next `attach`."""
+    """Unpack, and stay unpacked until the next `attach`."""
     num_layers = len(_packings[model].layers)
     unpack_weights(model)
     _packings[model] = Packing(left=Counter({reason: num_layers}))
 
 
 def is_partial(model: PreTrainedModel) -> bool:
-    """Some layers that were packed once are plain now."""
+    """Whether some layers that were packed are plain now."""
     return model in _packings and not all(map(is_packed, _packings[model].layers))
 
 
 def are_packed(model: PreTrainedModel | None) -> bool:
-    """Some of its weights are packed whenever a call begins."""
+    """Whether its weights are packed at the start of each call."""
     return model in _packings and bool(_packings[model].units)
 
 
 def describe(model: PreTrainedModel) -> str:
-    """What `check` says about the weights of `model`."""
+    """Describe the weights of `model` for `check`."""
     reason = packing_unsupported_reason(model)
     if model in _packings:
         return str(_packings[model]) if reason is None else f"not packed: {reason}"
@@ -188,7 +188,7 @@ def describe(model: PreTrainedModel) -> str:
 
 
 def _give_back_memory() -> None:
-    """glibc keeps the holes between weights that came and went: a quarter of them all, where weights are below 32 MiB."""
+    """Return freed memory to the system: glibc keeps up to a quarter of it, where weights are below 32 MiB."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)

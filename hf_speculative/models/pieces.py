@@ -1,7 +1,7 @@
-"""Cut a language model's pass into pieces to compile: what comes before the decoder layers, each layer, what follows.
+"""Cut a language model's pass into pieces to compile: the part before the decoder layers, each layer, the part after them.
 
-Layers that are equal but for their weights are one function: a file holds one layer, and thirty are compiled in the time of
-one. How a model calls its layers is watched, not known: see `pieces_of`.
+Layers that differ in weights alone share one compiled function, so that thirty layers compile in the time of one. How a model
+calls its layers is recorded from a run on stand-ins, see `pieces_of`.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,22 +25,22 @@ SAMPLES = (3, 5, 20), (2, 7, 33)
 
 
 class CannotCut(RuntimeError):
-    """The model does something else than to run one layer after the other."""
+    """The model does not run its layers in a plain sequence."""
 
 
 class Given(Enum):
-    """What a layer is called with that differs from layer to layer."""
+    """An argument of a layer that differs from layer to layer."""
 
     STATES, CACHE = "states", "cache"
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A tensor that layers are called with beside their states.
+    """A tensor that layers get beside their states.
 
     Attributes:
-        index: which one.
-        folded: of a mask, by groups of query heads and type, which one is the same as `fold` makes it.
+        index: of the tensor.
+        folded: of a mask, the indices of its folded forms, by groups of query heads and dtype.
     """
 
     index: int
@@ -49,7 +49,7 @@ class Shared:
 
 @dataclass
 class Watch:
-    """What a model calls its layers with.
+    """The recorded calls of a model's layers.
 
     Attributes:
         num_layers: of the model.
@@ -71,7 +71,7 @@ class Watch:
         self.result, self.states, self.calls, self.shared = result, [], [], []
 
     def call(self, args: tuple, kwargs: dict) -> Tensor | tuple[Tensor]:
-        """What a layer is called with; something in the place of what it gives."""
+        """Record a layer's call, and return a stand-in for its output."""
         states = args[0] if args else kwargs.get("hidden_states")
         if not isinstance(states, Tensor) or (self.states and states is not self.states[-1]):
             raise CannotCut("layers are given something else than what the layer before gives")
@@ -104,14 +104,14 @@ class Watch:
 
 
 class WatchedLayer(LayerProxy):
-    """In a layer's place."""
+    """Takes the place of a layer, and records its calls."""
 
     def forward(self, *args, **kwargs):
         return self.state.call(args, kwargs)
 
 
 class Before(nn.Module):
-    """What comes before the layers of a `Pass`; its states and what layers share, of the first tensors that a pass takes."""
+    """The part of a `Pass` before the layers: from its first inputs to states and shared tensors."""
 
     def __init__(self, whole: Pass, watch: Watch, groups: list[int]):
         super().__init__()
@@ -144,7 +144,7 @@ class Before(nn.Module):
         return self.watch.states[0], fed_places(first, seen, bounds, input_ids.shape[1])[1], *self.watch.shared
 
     def _additive(self, masks: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
-        """As they are added to scores, once for all layers; also for the queries of a group side by side."""
+        """Make masks additive, once for all layers, folded ones included."""
         if isinstance(masks, dict):
             return {kind: self._additive(mask) for kind, mask in masks.items()}  # type: ignore[misc]
         if masks.dtype == torch.bool:
@@ -208,7 +208,7 @@ class Layer(nn.Module):
 
 
 class After(nn.Module):
-    """What follows the layers of a `Pass`: logits of some columns of the states, and where they are largest."""
+    """The part of a `Pass` after the layers: logits of some columns, and their argmax."""
 
     def __init__(self, whole: Pass, watch: Watch, states: Tensor):
         super().__init__()
@@ -237,7 +237,7 @@ class After(nn.Module):
 
 @dataclass
 class Pieces:
-    """A pass in pieces: `uses` are the tensors that `before` gives for each layer, counted from the first that is shared."""
+    """A pass in pieces: `uses` are the indices of the shared tensors of `before` that each layer takes."""
 
     before: Before
     layers: list[Layer]

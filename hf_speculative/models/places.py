@@ -1,4 +1,4 @@
-"""Where the columns of a pass go, in which each row feeds its own tokens."""
+"""Slots and positions of the columns of a pass in which each row feeds its own tokens."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What is kept of a model between calls, until `detach` or the end of the model: memory, and passes that are ready to run.
+"""Keep resources of a model between calls, until `detach` or the end of the model: caches, and compiled passes.
 
 Caches are allocated once for calls of a like shape; one idle cache a model, of the last call. A compiled pass goes with any
 cache, a captured one with the cache that it was captured over.
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class ModelResources:
-    """What is kept of one model.
+    """The resources kept for one model.
 
     Attributes:
-        state: what compiled and captured passes take for granted.
+        state: of the model, which compiled and captured passes assume.
         idle: a cache that no call uses.
         compiled: passes by kind, see `StaticModel`.
         artifacts: passes that were compiled ahead of time, by the hidden states that they give.
@@ -47,7 +47,7 @@ _lock = threading.Lock()
 
 
 def kept(model: PreTrainedModel) -> ModelResources:
-    """What is kept of `model`; nothing yet, if it is not as it was: see `_state`."""
+    """The resources of `model`; new ones if its `_state` has changed."""
     state = _state(model)
     with _lock:
         if model not in _kept or _kept[model].state != state:
@@ -56,7 +56,7 @@ def kept(model: PreTrainedModel) -> ModelResources:
 
 
 def has_artifact(model: PreTrainedModel | None) -> bool:
-    """Its passes, since last looked at, are compiled ahead of time."""
+    """Whether its passes were compiled ahead of time when last used."""
     return model in _kept and bool(_kept[model].artifacts)
 
 
@@ -77,7 +77,7 @@ def take(model: PreTrainedModel, make: "Callable[[], RaggedCache]") -> "RaggedCa
 
 
 def give_back(model: PreTrainedModel, cache: "RaggedCache") -> None:
-    """The call is over: the next one may have the cache, if the model is as it was when this one took it."""
+    """Return a cache after a call, for the next one; it is dropped if the model has changed since."""
     with _lock:
         entry = _kept.get(model)
         if entry is not None and entry.state == cache.made_for:
@@ -85,17 +85,17 @@ def give_back(model: PreTrainedModel, cache: "RaggedCache") -> None:
 
 
 def release(model: PreTrainedModel | None) -> None:
-    """Let go of all that is kept of `model`."""
+    """Release all resources of `model`."""
     with _lock:
         if model is not None:
             _kept.pop(model, None)
 
 
 def _state(model: PreTrainedModel) -> tuple:
-    """What a captured or compiled pass takes for granted, and what a cache was built from.
+    """The state of a model that compiled passes and caches assume.
 
-    Where the weights are, what the config says (windows, how attention is computed), which hooks there are, and the modes.
-    Memory of one mode is of no use in another: autocast caches other types, and inference tensors stay in inference mode.
+    Addresses of weights, the config (windows, attention), hooks, and modes. Memory of one mode does not serve another: autocast
+    caches other dtypes, and inference tensors stay in inference mode.
     """
     modules = list(model.modules())
     tensors = chain.from_iterable(chain(own_parameters(module), module._buffers.values()) for module in modules)

@@ -1,6 +1,6 @@
-"""Does a model give the same logits through a cache of ours as in plain `generate`? Asked once a model, by running it.
+"""Compare logits through our caches with those of plain `generate`, once for each model.
 
-The reference are steps of one token, each prepared by the model's own `prepare_inputs_for_generation`.
+The reference is steps of one token, each prepared by the model's own `prepare_inputs_for_generation`.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,13 +21,13 @@ from .ragged import RaggedModel
 from .universal import UniversalModel
 from .verified_types import has_tested_modules, is_tested_ragged, is_tested_universal
 
-#: what a model raises that does not run through a cache of ours at all
+#: errors of models that do not run through a cache of ours
 DOES_NOT_RUN = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
-#: windows up to this long are tried with a text that is longer
+#: the longest window that is tried with a text longer than it
 LONGEST_WINDOW = 1024
-#: columns of a prompt of ids alone that the universal path is tried on, and its rows
+#: columns and rows of a prompt of ids on which the universal path is tried
 LONGEST_PROMPT, NUM_ROWS = 16, 2
-#: texts on which models are tried that no test ran
+#: texts on which untested models are tried
 SEEDS = 16
 _ragged: WeakKeyDictionary[PreTrainedModel, float] = WeakKeyDictionary()
 _trees: WeakKeyDictionary[PreTrainedModel, float] = WeakKeyDictionary()
@@ -71,7 +71,7 @@ def fits_universal(model: PreTrainedModel, inputs: Inputs, is_draft: bool = Fals
 
 
 def fits_trees(model: PreTrainedModel) -> bool:
-    """Whether a model on the ragged path tells branches apart: true for a tested type; else tried, once a model object."""
+    """Whether trees are right on the ragged path: true for a tested type; else tried once for each model object."""
     if is_recurrent(model):
         return False
     if is_tested_ragged(model, by_type=True):
@@ -83,7 +83,7 @@ def fits_trees(model: PreTrainedModel) -> bool:
 
 
 def tolerance(model: PreTrainedModel) -> float:
-    """How far logits may lie apart by rounding alone, in standard deviations of the logits.
+    """The largest distance of logits by rounding alone, in standard deviations of the logits.
 
     In half precision, types that are exact in float32 are up to 0.2 apart: SmolLM2-135M in bfloat16.
     """
@@ -94,7 +94,7 @@ def tolerance(model: PreTrainedModel) -> float:
 
 
 def ragged_deviation(model: PreTrainedModel) -> float:
-    """How far the ragged cache's logits lie from those of plain steps, in their standard deviations; infinite if it fails."""
+    """The distance of the ragged cache's logits from plain steps', in standard deviations; infinite if it fails."""
     if model not in _ragged:
         with without_dropout(model):
             _ragged[model] = max(_deviation_of_ragged(model, RaggedModel, seed) for seed in _seeds(model))
@@ -138,7 +138,7 @@ def _shortened(model: PreTrainedModel, inputs: Inputs) -> Inputs:
 
 
 class _Drafting(EarlyExitModel):
-    """Pushes tokens through the first layers one at a time, as a drafter does, before the rest sees them."""
+    """Feed tokens to the first layers one at a time, as a drafter does, before the other layers see them."""
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> torch.Tensor:
         for i in range(ahead):
@@ -147,7 +147,7 @@ class _Drafting(EarlyExitModel):
 
 
 def _width(model: PreTrainedModel) -> int:
-    """Columns of a prompt that is longer than the model's windows."""
+    """The columns of a prompt that is longer than the model's windows."""
     config = model.config.get_text_config(decoder=True)
     windows = [getattr(config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size", "window_size")]
     return 6 + max([window for window in windows if window <= LONGEST_WINDOW], default=0)

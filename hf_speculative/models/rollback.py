@@ -1,4 +1,4 @@
-"""How transformers' own caches are taken back to an earlier column. One class a way; both leave nothing behind."""
+"""Roll transformers' own caches back to an earlier column, in two ways, one class each."""
 
 import copy
 from collections.abc import Collection

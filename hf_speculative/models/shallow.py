@@ -1,4 +1,4 @@
-"""A model with some modules exchanged, and everything else shared with the original, which stays as it is.
+"""Exchange modules of a model in a shallow copy that shares everything else; the original stays as it is.
 
 Early exit and hidden-state drafters run parts of a model. Exchanging modules in place, or a number in the config, would be seen
 by every other thread that runs the model; a shallow copy is private to the call, and holds no second copy of a weight.
@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 
 from ..hf_compat import has_placement_hook, hooked_forward, is_compiled, output_capturing, set_hooked_forward
 
-#: what `attach` puts in place of a model's methods: it holds the original, and would run it
+#: methods that `attach` replaces; copies leave them out, since they hold the original and would run it
 REPLACED = ("generate", "generate_batch", "init_continuous_batching")
 
 
 def decoder_layers(model: PreTrainedModel) -> str | None:
-    """Where the model's only list of decoder layers is, `"model.layers"` say; `None` if it has none, or several."""
+    """The path of the model's only list of decoder layers, such as `"model.layers"`; `None` without one, or with several."""
     num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
     found, pending = [], list(model.named_children())
     while pending:
@@ -31,20 +31,20 @@ def decoder_layers(model: PreTrainedModel) -> str | None:
 
 
 def output_head(model: PreTrainedModel) -> str | None:
-    """The name under which the model holds the layer that makes logits; `None` if it is not the model's own child."""
+    """The model's name for its output layer; `None` if that is no child of the model."""
     head = model.get_output_embeddings()
     return next((name for name, child in model.named_children() if child is head), None)
 
 
 def is_patched(model: PreTrainedModel) -> bool:
-    """The model's `forward`, or that of a module on the way to its layers, was replaced by one that a copy would not run."""
+    """Whether a `forward` on the way to the model's layers was replaced by one that a copy would not run."""
     *way, _ = (decoder_layers(model) or "").split(".")
     modules = [model, *(model.get_submodule(".".join(way[: depth + 1])) for depth in range(len(way)))]
     return any(map(has_own_forward, modules))
 
 
 def has_own_forward(module: nn.Module) -> bool:
-    """`forward` was replaced on this very object, by more than accelerate's wrapper around its class's."""
+    """Whether the object's own `forward` is more than accelerate's wrapper around its class's."""
     own = vars(module)
     if not has_placement_hook(module):
         return "forward" in own
@@ -103,7 +103,7 @@ def duplicate(module: nn.Module) -> nn.Module:
 
 
 def shallow(module: nn.Module) -> nn.Module:
-    """A copy of `module` that shares its parameters, buffers, hooks and children; `_modules`, where it has them, is its own."""
+    """Copy `module`; parameters, buffers, hooks and children are shared, the dict `_modules` is its own."""
     twin = duplicate(module)
     twin._modules = dict(module._modules)
     for name in REPLACED:
@@ -118,10 +118,10 @@ def shallow(module: nn.Module) -> nn.Module:
 
 
 class LayerProxy(nn.Module):
-    """In a layer's place; anything but `forward` is asked of the layer itself.
+    """Takes the place of a layer; other attributes than `forward` are the layer's.
 
     Args:
-        state: what it shares with the proxies of other layers.
+        state: shared with the proxies of other layers.
     """
 
     def __init__(self, layer: nn.Module, state: Any):

@@ -1,4 +1,4 @@
-"""Hidden states that a pass gives beside its logits, as transformers counts and captures them."""
+"""Hidden states that a pass returns beside its logits, by transformers' indices."""
 
 from collections.abc import Iterable
 

@@ -1,7 +1,7 @@
-"""Recurrent mixers that run over several columns from a state as if these came one at a time.
+"""Run recurrent mixers over several columns from a state, stepping the recurrence column by column.
 
-Their forward stays transformers': it projects and convolves all columns at once, and calls a kernel made for prompts, in whose
-place a twin finds ours. So a type needs no code if its mixer calls one of the kernels below.
+Their forward stays transformers': it projects and convolves all columns at once, and calls a kernel for prompts, which a twin
+replaces by ours. A new type needs no code if its mixer calls one of the kernels below.
 """
 
 import functools
@@ -24,7 +24,7 @@ from .steps import Steps
 
 @dataclass(frozen=True)
 class Kind:
-    """A recurrence: the kernel that reads a prompt, that of a single column, and how columns are stepped."""
+    """A kind of recurrence: its kernel for prompts, its kernel for a single column, and our stepping function."""
 
     prompt: str
     single: str

@@ -1,4 +1,4 @@
-"""What is compiled ahead of time: one pass of a model, as a function of tensors, for any number of rows, columns and slots."""
+"""One pass of a model as a function of tensors, for any number of rows, columns and slots: what is compiled ahead of time."""
 
 import inspect
 from abc import abstractmethod
@@ -19,7 +19,7 @@ from .states import asked_for, joined
 
 #: the most columns of a pass; longer prompts run eagerly, where Python is a small part of the time
 MAX_COLUMNS = 512
-#: rows of the embeddings of a pass that is tried out
+#: rows of the sampled embeddings
 NUM_SAMPLED = 100
 #: slots behind those in use of a pass that is tried out, and tensors of a `Pass` that say where its columns stand
 NUM_SPARE, NUM_PLACES = 3, 8
@@ -60,7 +60,7 @@ class TracedLayer(CacheLayerMixin):
 
 
 class TracedCache(Cache):
-    """What `ragged_pass` and the masks read of a `RaggedCache`, over keys and values that come in from outside."""
+    """A `RaggedCache` for `ragged_pass` and masks, over keys and values that are inputs of the pass."""
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], end: int):
         self.end = end
@@ -73,7 +73,7 @@ class TracedCache(Cache):
 
 
 def dims_of_a_pass() -> dict[str, Any]:
-    """The sizes that may be any from 2 on, by name, as `torch.export` takes them."""
+    """The dynamic sizes, from 2, by name, for `torch.export`."""
     from torch.export import Dim  # the compiler: heavy, and not needed to run what it made
 
     widths = {name: Dim(name, min=2, max=MAX_COLUMNS) for name in ("width", "known", "drafted")}

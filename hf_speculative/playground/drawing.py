@@ -1,4 +1,4 @@
-"""What the page shows, as HTML: the two texts, the plots, a round."""
+"""Draw the parts of the page as HTML: the two texts, the plots, a round."""
 
 from collections.abc import Callable
 

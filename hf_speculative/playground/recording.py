@@ -1,4 +1,4 @@
-"""What a round drafted and kept, and by which distributions: seen by a rule, and a schedule, around those of the call.
+"""Record what each round drafted and kept, with the distributions, by wrappers of the call's rule and schedule.
 
 The loop knows nothing of it. Of each distribution only the tokens that count are kept, so that a long text stays small.
 """

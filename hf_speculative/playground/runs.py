@@ -1,4 +1,4 @@
-"""A prompt decoded plainly and speculatively, and what of it is shown."""
+"""Decode a prompt plainly and speculatively for the page."""
 
 from collections.abc import Generator
 from contextlib import closing

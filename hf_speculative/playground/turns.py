@@ -1,4 +1,4 @@
-"""Plain and speculative decoding side by side on one machine: they take turns, so that each has had the same time."""
+"""Run plain and speculative decoding in turns on one machine, with equal time for both."""
 
 import threading
 import time

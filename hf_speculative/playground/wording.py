@@ -1,4 +1,4 @@
-"""Why a round kept what it kept, in words."""
+"""Explain in words why a round kept its tokens."""
 
 from collections.abc import Callable
 

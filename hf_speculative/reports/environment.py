@@ -1,4 +1,4 @@
-"""Where a measurement was made."""
+"""Describe the environment of a measurement."""
 
 import datetime
 import os

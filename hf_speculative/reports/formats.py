@@ -1,4 +1,4 @@
-"""How figures are written: empty where there is none."""
+"""Format figures; empty for `None`."""
 
 
 def percent(value: float | None, digits: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""How long something takes on a device."""
+"""Time work on a device."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Independent copies of the user's own processors and criteria, for rows and drafts."""
+"""Copy the user's own processors and criteria independently, for rows and drafts."""
 
 import copy
 import gc
@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-#: what generation does not change, and what is there to be shared: copies have the very same one, however deep it lies
+#: types that copies share at any depth: generation does not change them, or they exist to be shared
 SHARED = (
     nn.Module,
     nn.Parameter,
@@ -23,13 +23,13 @@ SHARED = (
     threading.Thread,
     io.IOBase,
 )
-#: others take out of these what a part puts in: a copy would be filled in vain
+#: queues, whose copies would have no reader
 CHANNELS = (queue.Queue,)
 #: methods by which engines of grammars copy their matchers
 COPIERS = ("fork", "deep_copy")
 #: packages whose objects without such a method are tables, which generation does not change
 ENGINES = ("xgrammar", "llguidance")
-#: what a copy leaves as it is, and what it never looks into
+#: types that copies keep as they are, without looking inside
 ATOMS = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.GeneratorType, Tensor)
 
 

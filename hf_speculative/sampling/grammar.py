@@ -1,4 +1,4 @@
-"""A grammar, applied so that each position sees exactly its own prefix."""
+"""Apply a grammar so that each position sees exactly its own prefix."""
 
 from torch import Tensor
 

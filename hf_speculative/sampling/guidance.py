@@ -1,4 +1,4 @@
-"""Classifier-free guidance: the target's distribution moved away from what it is without the prompt.
+"""Classifier-free guidance: move the target's distribution away from its distribution without the prompt.
 
 Sanchez et al. 2023 (arXiv 2306.17806).
 

@@ -1,4 +1,4 @@
-"""transformers' logits processors, applied so that each position sees exactly its own prefix.
+"""Apply transformers' logits processors so that each position sees exactly its own prefix.
 
 In plain `generate` a processor is called once a token with the whole batch. Here one pass gives several positions, rows
 are at different lengths, and the draft looks ahead at tokens that may never be emitted. Each processor therefore gets one

@@ -1,4 +1,4 @@
-"""What processors with a memory remember, by row: for drafts that are tried, and as after the last token that was emitted."""
+"""Manage the state of processors with a memory, by row: while drafts are tried, and after the last emitted token."""
 
 import warnings
 from collections.abc import Sequence

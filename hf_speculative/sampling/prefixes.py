@@ -1,4 +1,4 @@
-"""What stands before each position of a pass: a row's own tokens, then the draft tokens on the way there."""
+"""The prefix of each position of a pass: a row's own tokens, then the draft tokens on its path."""
 
 from __future__ import annotations
 

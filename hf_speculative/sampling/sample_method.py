@@ -1,4 +1,4 @@
-"""How draft tokens come from the draft's distribution q when the target samples: drawn from it, or its likeliest token.
+"""Choose how draft tokens come from the draft's distribution q when the target samples: drawn, or the likeliest token.
 
 At a position with the target's distribution p, a token drawn from q is kept with probability sum min(p, q), the likeliest token
 of q with p(argmax q). Both can be read from p and q, whichever was proposed. So rounds that are over say which is better, and

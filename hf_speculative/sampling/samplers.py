@@ -1,4 +1,4 @@
-"""From logits to tokens: greedy, sampled, or coupled to plain `generate`'s own noise.
+"""Samplers, from logits to tokens: greedy, sampled, or coupled to plain `generate`'s own noise.
 
 Target and draft go through the same processors. Greedy decoding is a one-hot distribution, so that a rule serves it like any
 other. A residual is drawn as probabilities; it never goes back through the logits.

@@ -1,4 +1,4 @@
-"""What the user's own processors and criteria remember: copied, so that rows and drafts go their own ways, and kept in step."""
+"""Keep the state of the user's own processors and criteria in step with copies that work in their place."""
 
 import copyreg
 from collections import deque

@@ -1,4 +1,4 @@
-"""transformers' logits processors that look at the prefix and remember nothing, for all rows and positions at once.
+"""Apply transformers' stateless, prefix-dependent logits processors to all rows and positions at once.
 
 transformers calls a processor with prefixes of one width; in a round they differ. Where the width alone counts, or the last
 tokens, its own code is called once for all positions; processors that look further back are reimplemented. Scores are the

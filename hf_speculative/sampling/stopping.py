@@ -1,7 +1,7 @@
-"""Every stopping criterion on every accepted prefix.
+"""Evaluate stopping criteria on every accepted prefix.
 
-Plain `generate` asks its criteria after each token. A round brings several tokens a row, so each prefix that plain decoding
-would have shown them is asked about, and the row is cut at the first hit.
+Plain `generate` evaluates criteria after each token. A round adds several tokens to a row, so each of their prefixes is
+evaluated, and the row is cut at the first hit.
 """
 
 import torch

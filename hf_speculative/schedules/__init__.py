@@ -1,4 +1,4 @@
-"""How many tokens to draft next. One file for each schedule."""
+"""Schedules, which choose the number of draft tokens, one file each."""
 
 from ..types import Costs
 from .adaptive import Adaptive
@@ -12,7 +12,7 @@ from .round_costs import RoundCosts
 from .timed import Timed
 
 SCHEDULES = (Adaptive, BestNodes, Constant, HybridSchedule, Heuristic, ConfidenceStop, AlignRows)
-#: those that `num_assistant_tokens_schedule` can name, each made from a number of tokens
+#: by the names of `num_assistant_tokens_schedule`; each is made from a number of tokens
 SCHEDULE_NAMES = {
     "adaptive": Adaptive,
     "constant": Constant,

@@ -1,4 +1,4 @@
-"""The draft with the most expected tokens per expected second, by what rounds cost and how drafts were accepted.
+"""Choose the draft with the most expected tokens per expected second, by learned costs and acceptance rates.
 
 Leviathan et al. 2023 (arXiv 2211.17192), Theorem 3.8, without its assumption that all tokens are alike: a round that drafts n
 tokens brings a row 1 + s_1 + ... + s_n, s_i the chance that draft token i is kept, and costs what such rounds have taken. All

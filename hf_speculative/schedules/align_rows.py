@@ -1,4 +1,4 @@
-"""Rows that are far ahead of the shortest draft nothing for a while."""
+"""Let rows that are far ahead of the shortest draft nothing for a while."""
 
 from ..interfaces import Schedule
 from ..types import Batch

@@ -1,4 +1,4 @@
-"""As many draft tokens as are worth their time, by the chances that the drafter itself gives each of them."""
+"""Choose the number of draft tokens that pay, by the drafter's own probabilities for each of them."""
 
 from collections.abc import Callable
 from functools import partial

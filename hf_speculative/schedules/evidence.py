@@ -1,4 +1,4 @@
-"""How often draft tokens were kept, by position, in each row and in all of them."""
+"""Acceptance rates of draft tokens by position, for each row and for all rows."""
 
 from collections.abc import Sequence
 from itertools import accumulate

@@ -1,7 +1,6 @@
-"""What rounds cost, learned from those that calls run anyway.
+"""Learn the costs of rounds from the rounds of calls.
 
-A machine may be half as fast a minute later. So costs are in plain steps, and what changes all rounds alike changes the time of
-a plain step alone.
+Costs are in plain steps, so that a slower or faster machine changes the time of a plain step alone.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Times the rounds of a call, for what they tell of their costs."""
+"""Time the rounds of a call, to learn their costs."""
 
 import time
 from collections.abc import Callable
@@ -13,9 +13,9 @@ EVERY, FIRST, LONG_CALL = 64, 2, 32
 
 
 class Timed(WrappedSchedule):
-    """Another schedule, whose rounds tell `known` what they cost.
+    """Wrap a schedule, and add the times of its rounds to `known`.
 
-    What does not count: rounds that read prompts, which the first one with a draft does as well.
+    Rounds that read prompts are left out, the first one with a draft included.
     """
 
     def __init__(self, schedule: Schedule, known: RoundCosts):

@@ -1,1 +1,1 @@
-"""Tokenizers that differ: what two vocabularies share, one text kept aligned in both, the text that a token adds."""
+"""Tokenizers: compare vocabularies, align a text in two tokenizers, decode token by token, chat templates."""

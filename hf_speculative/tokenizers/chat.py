@@ -1,4 +1,4 @@
-"""Chat templates: what a user says as a prompt, what surrounds it, and which tokens end an answer."""
+"""Chat templates: prompts of messages, the ids around a turn, and the tokens that end an answer."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Making drafts: a head or a small model that guesses what a given target writes, learned from the target's own answers."""
+"""Train drafts: a head or a small model, from a target's own answers."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The acceptance of a draft in training: a short evaluation of held-out prompts, greedy and as in use."""
+"""Measure the acceptance of a draft in training: a short evaluation on held-out prompts, greedy and as in use."""
 
 import math
 import time
@@ -28,7 +28,7 @@ GREEDY, SAMPLED = "greedy", "sampled"
 
 @dataclass
 class Meter:
-    """Measures acceptance, always in the same way.
+    """Measure acceptance, always in the same way.
 
     Attributes:
         prompts: ids of the held-out prompts.

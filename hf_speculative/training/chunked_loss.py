@@ -1,4 +1,4 @@
-"""The loss of many guesses, without keeping all that it is made of."""
+"""Compute the loss of many guesses in pieces, to save memory."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The time of a run, which `minutes` bound from the first answer to the draft on the disk, and what is told meanwhile."""
+"""The time budget `minutes` of a run, from the first answer to the saved draft, and its progress."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +16,7 @@ SECONDS = "training_seconds"
 
 @dataclass
 class Deadline:
-    """Counts a run's time down.
+    """Count down a run's time.
 
     Attributes:
         seconds: of the whole run; `None` for as long as it takes.
@@ -49,7 +49,7 @@ class Deadline:
 
 @dataclass
 class Watch:
-    """What a caller is told while a run goes on.
+    """Callbacks for the progress of a run.
 
     Attributes:
         count: `(done, total)` of the part that goes on: prompts, answers, steps.

@@ -14,7 +14,7 @@ from ..hf_compat import tied_weights
 from .student import Prediction, Student
 from .teacher import TeacherOutputs
 
-#: what a LoRA is put on: all linear layers but the head, as QLoRA does (arXiv 2305.14314)
+#: target modules of a LoRA: all linear layers but the head, as in QLoRA (arXiv 2305.14314)
 ALL_LINEAR = "all-linear"
 
 

@@ -1,4 +1,4 @@
-"""How long a step of a run takes, from a few of them."""
+"""Estimate the time of a training step from a few of them."""
 
 import statistics
 

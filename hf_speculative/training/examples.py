@@ -1,4 +1,4 @@
-"""Texts to learn from: a prompt and the target's own answer."""
+"""Training examples: a prompt and the target's own answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

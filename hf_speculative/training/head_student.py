@@ -1,4 +1,4 @@
-"""What the heads in training have in common: they read the target's states, and begin with parts like its own."""
+"""Base class of heads in training: they read the target's states, and are initialised from parts of it."""
 
 import copy
 from pathlib import Path
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..heads import write_head
 from .student import Student
 
-#: fields of a target's config that the layers of its head have as well
+#: fields of a target's config that the layers of its head share
 OF_TARGET = (
     "head_dim",
     "hidden_size",
@@ -26,7 +26,7 @@ OF_TARGET = (
     "eos_token_id",
     "pad_token_id",
 )
-#: those without which no layer can be made
+#: those that are required
 NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 
 

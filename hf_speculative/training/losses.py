@@ -1,4 +1,4 @@
-"""What a draft is trained to be close in: losses between the target's distribution p and the draft's q.
+"""Losses between the target's distribution p and the draft's q.
 
 Each takes log-probabilities `p` and `q`, both `(..., vocab)`, and gives `(...)`. A token that p rules out has -inf; q has no
 -inf. Only q has gradients. The chance that a token drawn from q is accepted is sum(min(p, q)) (Leviathan et al. 2023, section

@@ -1,4 +1,4 @@
-"""Prompts that a target writes itself, where no data is given.
+"""Let a target write its own prompts, where no data is given.
 
 A chat model continues its template up to the user's turn, and so writes what users ask (Magpie, Xu et al. 2024,
 arXiv 2406.08464). Another model continues its beginning token, and the first words of its texts are prompts.

@@ -1,4 +1,4 @@
-"""Which prompts are learned from, and which are held out to measure acceptance."""
+"""Split the prompts of a data set: some to learn from, some held out to measure acceptance."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""A trained draft goes to the Hub: what `draft_model=` takes, and its card."""
+"""Push a trained draft and its card to the Hub."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

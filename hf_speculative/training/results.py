@@ -1,4 +1,4 @@
-"""What came out of a run of training."""
+"""The result of a training run."""
 
 import json
 from dataclasses import asdict, dataclass, field

@@ -45,9 +45,9 @@ from .trainer import DraftTrainer
 from .warm_tables import learn_tables
 
 ANSWERS, CHECKPOINTS = "answers.jsonl", "checkpoints"
-#: answers below which heads of published runs learned nothing that held-out prompts showed
+#: the number of answers below which heads of published runs showed no gain on held-out prompts
 FEW_ANSWERS = 100
-#: how prompts were read, as far as other commands read them so, too
+#: keywords of reading prompts that other commands share
 SHOWN = ("split", "config", "raw")
 
 

@@ -1,4 +1,4 @@
-"""The target's distributions as they are in use: after temperature, top-k and top-p."""
+"""The target's distributions in use: after temperature, top-k and top-p."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

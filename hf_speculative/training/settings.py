@@ -1,4 +1,4 @@
-"""What a run of training is asked for. Importing it imports nothing heavy: the command's options are made from it."""
+"""The settings of a training run. Importing this imports nothing heavy: the command's options are made from it."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any

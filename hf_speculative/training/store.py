@@ -1,4 +1,4 @@
-"""What the target makes of each text, recorded once and read in every epoch, for those who have the room.
+"""Store the target's outputs for each text once, and read them in every epoch; it takes room on the disk.
 
 Kept are the states that a head reads, and what the target's output layer reads. That layer makes the logits from it again, at
 a small part of their size. Where a target does something with its logits after that layer, they are kept themselves.

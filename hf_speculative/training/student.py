@@ -1,4 +1,4 @@
-"""What is trained: from a lesson of the target's to logits that are compared with its own."""
+"""Students, the drafts in training: from the teacher's outputs to logits that are compared with the target's."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""From `--head` to what is trained."""
+"""Make the student that `--head` names."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Make warm tables of a target: its answers, and what it found likeliest after each of their tokens."""
+"""Make warm tables of a target: its answers, and the likeliest successors of their tokens."""
 
 from collections.abc import Callable, Iterable
 

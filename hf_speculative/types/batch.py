@@ -1,4 +1,4 @@
-"""The sequences being generated, what is proposed for them in a round, and what is decided about it."""
+"""The batch of sequences, and the draft of a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns of rows that have their own lengths."""
+"""Columns of rows with their own lengths."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""What is known beforehand of the tokens that a row may get."""
+"""The interface of grammars for drafters: the tokens that a row may get, and those that it must."""
 
 from collections.abc import Sequence
 from typing import Protocol

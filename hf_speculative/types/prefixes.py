@@ -1,4 +1,4 @@
-"""Prompts that begin as a row does that is cached already: what they share need not be read again (prefix caching)."""
+"""Prefix caching: find what new prompts have in common with cached rows."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What a round did, and what rounds cost."""
+"""Records of rounds, and their costs."""
 
 from dataclasses import dataclass, field
 from math import inf, nan

@@ -1,4 +1,4 @@
-"""Between host and device without making one wait for the other. A round reads from the device once, in `Batch.append`."""
+"""Copy between host and device without waiting. A round reads from the device once, in `Batch.append`."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a round says about the two ways of drafting from a distribution: drawn, or its likeliest token."""
+"""Measure in each round which of two drafts is accepted more often: drawn from q, or q's likeliest token."""
 
 from dataclasses import replace
 

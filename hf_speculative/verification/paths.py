@@ -1,4 +1,4 @@
-"""What the rules share that judge trees: the path that is kept, and siblings that take turns."""
+"""Shared parts of rules for trees: the accepted path, and siblings that take turns."""
 
 from dataclasses import dataclass
 

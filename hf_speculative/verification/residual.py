@@ -1,4 +1,4 @@
-"""What the rules share: drawing the one token that the target adds."""
+"""Shared parts of rules: drawing the token that the target adds."""
 
 import torch
 from torch import Tensor

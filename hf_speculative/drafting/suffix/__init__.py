@@ -1,4 +1,4 @@
-"""Texts that drafts are copied from: a row's own in an automaton, others in a store."""
+"""Texts to copy drafts from: a row's own, which grows, and a store of others."""
 
 from .store import SuffixStore
 

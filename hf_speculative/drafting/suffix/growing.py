@@ -1,4 +1,4 @@
-"""A text that grows a few tokens at a time, and where its end stood in it before."""
+"""A growing text, and the earlier occurrences of its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that drafts are copied from, beside a row's own: finished answers, and whatever a user gives."""
+"""A store of texts to copy drafts from: finished answers, and the user's texts."""
 
 from __future__ import annotations
 
