@@ -7,6 +7,7 @@ import inspect
 import warnings
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from ..models import device_of, modes_of_a_call, packing
@@ -60,6 +61,7 @@ class Attached:
         for model in self.models:
             packing.unpack_weights(model)
 
+    @torch.compiler.disable  # torch.compile takes `plain_generate` for the model's `generate`, which is this
     def __call__(self, *args, **kwargs):
         self.pack(kwargs.get("speculative_config"))
         if (given := kwargs.get("custom_generate")) is not None:

@@ -14,6 +14,7 @@ from ..models import (
     NUM_COLUMNS,
     FixedShape,
     Inputs,
+    MultimodalModel,
     UniversalModel,
     choose_for,
     fits_trees,
@@ -42,7 +43,8 @@ def target_and_drafter(
         inputs: the call as the target's `generate` prepared it.
         inputs_tensor: the target's main input: the prompt's ids, or what its encoder read.
     """
-    path, source, num_rows = choose_for(model, inputs), options.source, inputs.input_ids.shape[0]
+    source, num_rows = options.source, inputs.input_ids.shape[0]
+    path = choose_for(model, inputs, not (source.reads_target or source.needs_ragged or options.is_bitwise))
     execution = options.execution(model)
     compile, cuda_graphs = execution.compile, execution.captures
     checks.check_path(source, model, path)
@@ -57,7 +59,9 @@ def target_and_drafter(
         model, inputs, path, keep, inputs_tensor, options.generate_kwargs, compile, cuda_graphs, is_static
     )
     target, drafter = source.build(call)
-    if target is None and path.name == "ragged":
+    if target is None and path.has_media:
+        target = MultimodalModel(model, inputs)
+    elif target is None and path.name == "ragged":
         target = ragged_model(model, compile=compile, cuda_graphs=cuda_graphs, is_static=is_static)
     elif target is None:
         target = UniversalModel(model, inputs, keep=keep)

@@ -10,7 +10,10 @@ from transformers import PreTrainedModel
 from ..call import checks
 from ..models import (
     Inputs,
+    MultimodalModel,
+    UniversalModel,
     choose,
+    choose_for,
     eager_reason,
     fits_trees,
     has_tested_modules,
@@ -64,9 +67,11 @@ def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) ->
         if not example and (path.name == "ragged" or by_modules):
             deviation = ragged_deviation(model)
         else:
-            deviation = universal_deviation(model, _example_inputs(model, argument, example), is_draft=True)
-    kind = "universal" if example else path.name
-    why = path.reason or ("is given more than ids" if kind == "universal" else None)
+            inputs = _example_inputs(model, argument, example)
+            path = choose_for(model, inputs) if example else path
+            cached = MultimodalModel if path.has_media else UniversalModel
+            deviation = universal_deviation(model, inputs, is_draft=True, make_cached=cached)
+    kind, why = path.name, path.reason
     # In half precision, recurrences differ between one long pass and many short ones by rounding alone.
     is_tested = kind == "universal" and model.dtype != torch.float32 and is_tested_universal(model)
     if is_tested or deviation <= tolerance(model):
@@ -77,7 +82,8 @@ def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) ->
                 else "computes other logits for branches side by side"
             )
             chains = None if fits_trees(model) else branches
-            return ModelReport(name, kind, why, deviation, eager_reason(model), chains, packing.describe(model)), None
+            eager = "is given more than ids" if path.has_media else eager_reason(model)
+            return ModelReport(name, kind, why, deviation, eager, chains, packing.describe(model)), None
         eager, chains = (
             f"takes the universal path, whose {what}" for what in ("passes differ in shape", "cache holds a chain")
         )

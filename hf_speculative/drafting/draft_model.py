@@ -13,10 +13,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..interfaces import CachedModel, Drafter, Sampler, Schedule
 from ..models import (
+    MultimodalModel,
     TextModel,
     UniversalModel,
     checks,
     choose,
+    choose_for,
     fits_trees,
     inputs_for_draft,
     max_positions_of,
@@ -194,11 +196,12 @@ class DraftModelSource(GivenModelSource):
         draft = self.draft_model
         strategy = self._strategy(call)
         has_own_text = strategy != "same"
-        cached: CachedModel
-        if choose(draft, is_draft=True).name == "ragged" and (has_own_text or call.inputs.prompt.is_left_padded):
+        cached = None if has_own_text else self._with_media(call)
+        is_ragged = choose(draft, is_draft=True).name == "ragged"
+        if cached is None and is_ragged and (has_own_text or call.inputs.prompt.is_left_padded):
             # It may be shown tokens that it has no embedding for, where the target's vocabulary is padded further.
             cached = ragged_model(draft, True, compile=call.compile, cuda_graphs=call.cuda_graphs)
-        else:
+        elif cached is None:
             cached = self._on_universal_path(call, has_own_text)
         max_positions = max_positions_of(draft)
         if not has_own_text:
@@ -233,6 +236,16 @@ class DraftModelSource(GivenModelSource):
                 "`SpeculativeConfig(vocabulary_mapping='strings')` with `tokenizer` and `draft_tokenizer`."
             )
         return strategy
+
+    def _with_media(self, call: BuildContext) -> CachedModel | None:
+        """The draft with the images or recordings of the prompt; `None` where there are none, or it does not take them."""
+        draft, inputs = self.draft_model, call.inputs
+        if not inputs.has_media or call.model.config.is_encoder_decoder or draft.config.is_encoder_decoder:
+            return None
+        prepared = inputs_for_draft(draft, call.model, inputs, call.generate_kwargs, call.inputs_tensor)
+        if not choose_for(draft, prepared, is_draft=True).has_media:
+            return None
+        return MultimodalModel(draft, prepared, clamp_ids=True)
 
     def _on_universal_path(self, call: BuildContext, has_own_text: bool) -> CachedModel:
         draft = self.draft_model

@@ -19,6 +19,7 @@ from .execution import (
 from .fixed_shape import NUM_COLUMNS, FixedShape, fixes_bits
 from .inputs import Inputs, inputs_for_draft, misfit_of_encoder, prepared_inputs, text_inputs
 from .masks import AttentionLayers, Nodes, is_recurrent, no_nodes, nodes_of
+from .multimodal import MultimodalModel
 from .places import fed_slots
 from .probe import fits_early_exit, fits_trees, fits_universal, ragged_deviation, tolerance, universal_deviation
 from .ragged import RaggedModel

@@ -8,10 +8,10 @@ from transformers import PreTrainedModel
 
 from ..hf_compat import is_stateful
 from .attention import mask_unsupported_reason
-from .cached_model import num_cached_of_image
+from .cached_model import image_layers, num_cached_of_image
 from .inputs import Inputs
 from .masks import ATTENTION_TYPES, RECURRENT_TYPES
-from .probe import fits_ragged
+from .probe import fits_multimodal, fits_ragged
 from .stepped import unsteppable_reason
 
 LAYER_TYPES = set(ATTENTION_TYPES) - RECURRENT_TYPES
@@ -29,11 +29,13 @@ class Path:
         name: "ragged", the fast path, in which each row of a batch has its own length, or "universal", transformers' own.
         reason: why it is not the ragged one.
         way_out: an option of the call to leave out, if that is the reason.
+        has_media: on the ragged path: the prompt is more than ids, see `MultimodalModel`.
     """
 
     name: str
     reason: str | None = None
     way_out: str | None = None
+    has_media: bool = False
 
 
 def choose(model: PreTrainedModel, is_draft: bool = False) -> Path:
@@ -44,14 +46,27 @@ def choose(model: PreTrainedModel, is_draft: bool = False) -> Path:
     return Path("ragged") if reason is None else Path("universal", reason)
 
 
-def choose_for(model: PreTrainedModel, inputs: Inputs) -> Path:
-    """The path of `model` for one call."""
+def choose_for(model: PreTrainedModel, inputs: Inputs, takes_media: bool = True, is_draft: bool = False) -> Path:
+    """The path of `model` for one call.
+
+    Args:
+        takes_media: `MultimodalModel` will do; else prompts of more than ids take the universal path.
+    """
     reason = _more_than_ids_reason(inputs)
     if reason is None and num_cached_of_image(model, inputs.cache):
         reason = "goes on from a cache that holds an image"
-    if reason is not None:
-        return Path("universal", reason)
-    return _asked_for(inputs) or choose(model)
+    if reason is None:
+        return _asked_for(inputs) or choose(model, is_draft)
+    may_fit = takes_media and _has_media_alone(model, inputs) and choose(model, is_draft).name == "ragged"
+    is_ragged = may_fit and fits_multimodal(model, inputs, is_draft)
+    return Path("ragged", has_media=True) if is_ragged else Path("universal", reason)
+
+
+def _has_media_alone(model: PreTrainedModel, inputs: Inputs) -> bool:
+    """Whether nothing but images, recordings or the like keeps a call from the ragged path."""
+    if not inputs.has_media or _asked_for(inputs) is not None or image_layers(model):
+        return False
+    return inputs.prompt.is_left_padded and (inputs.cache is None or inputs.cache.get_seq_length() == 0)
 
 
 def _asked_for(inputs: Inputs) -> Path | None:

@@ -145,7 +145,7 @@ def _ahead_of_time(
     packing.renew(model)
     if packing.is_partial(model):  # each subset of packed layers would need a file of its own
         packing.keep_plain(
-            model, "in compiled passes, since something else has some of their weights, or often asks for them"
+            model, "in compiled passes, since other code refers to some of their weights, or often reads them"
         )
     kept = pool.kept(model)
     run = kept.artifacts.get(recorded)

@@ -83,6 +83,11 @@ class Inputs:
         return [name for name, value in self.model_kwargs.items() if name not in TEXT_INPUTS and not is_nothing(value)]
 
     @property
+    def has_media(self) -> bool:
+        """Whether there are images, recordings or the like beside ids."""
+        return not self.is_text and "inputs_embeds" not in self.others and self.input_ids.shape[1] > 0
+
+    @property
     def hides_columns(self) -> bool:
         """Whether the mask over an encoder-decoder model's prompt for the decoder hides any of it."""
         mask = self.model_kwargs.get("decoder_attention_mask")

@@ -17,9 +17,10 @@ from .cached_model import device_of, last_id, num_cached_of_image, without_dropo
 from .early_exit import EarlyExitModel
 from .inputs import Inputs, text_inputs
 from .masks import is_recurrent
+from .multimodal import MultimodalModel
 from .ragged import RaggedModel
 from .universal import UniversalModel
-from .verified_types import has_tested_modules, is_tested_ragged, is_tested_universal
+from .verified_types import has_tested_modules, is_tested_multimodal, is_tested_ragged, is_tested_universal
 
 #: errors of models that do not run through a cache of ours
 DOES_NOT_RUN = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
@@ -70,6 +71,13 @@ def fits_universal(model: PreTrainedModel, inputs: Inputs, is_draft: bool = Fals
     return universal_deviation(model, inputs, is_draft) <= tolerance(model)
 
 
+def fits_multimodal(model: PreTrainedModel, inputs: Inputs, is_draft: bool = False) -> bool:
+    """Whether a `MultimodalModel` is right: known for a tested type; else compares logits on the call's own prompt."""
+    if is_tested_universal(model, by_type=is_draft):
+        return is_tested_multimodal(model)
+    return universal_deviation(model, inputs, is_draft, MultimodalModel) <= tolerance(model)
+
+
 def fits_trees(model: PreTrainedModel) -> bool:
     """Whether trees are right on the ragged path: true for a tested type; else tried once for each model object."""
     if is_recurrent(model):
@@ -106,18 +114,23 @@ def _seeds(model: PreTrainedModel) -> range:
     return range(1 if has_tested_modules(model) else SEEDS)
 
 
-def universal_deviation(model: PreTrainedModel, inputs: Inputs, is_draft: bool = False) -> float:
-    """The same for the universal path, on the prompt of a call, against plain steps.
+def universal_deviation(
+    model: PreTrainedModel,
+    inputs: Inputs,
+    is_draft: bool = False,
+    make_cached: "type[UniversalModel] | type[MultimodalModel]" = UniversalModel,
+) -> float:
+    """The same for the universal path, or a `MultimodalModel`, on the prompt of a call, against plain steps.
 
     Asked once a model object and kind of inputs; `inputs` are left as they were. What plain decoding raises about its inputs
     is passed on, a draft just does not fit.
     """
     known = _universal.setdefault(model, {})
-    kind = (*inputs.others, inputs.hides_columns, num_cached_of_image(model, inputs.cache) > 0)
+    kind = (make_cached, *inputs.others, inputs.hides_columns, num_cached_of_image(model, inputs.cache) > 0)
     if kind not in known:
         with without_dropout(model), torch.no_grad():
-            tried = _shortened(model, inputs)
-            known[kind] = max(_deviation_from_steps(model, tried, is_draft, seed) for seed in _seeds(model))
+            tried, seeds = _shortened(model, inputs), _seeds(model)
+            known[kind] = max(_deviation_from_steps(model, tried, is_draft, seed, make_cached) for seed in seeds)
     return known[kind]
 
 
@@ -221,17 +234,17 @@ def _deviation_of_ragged(
         return torch.inf
 
 
-def _deviation_from_steps(model: PreTrainedModel, inputs: Inputs, is_draft: bool, seed: int = 0) -> float:
-    width, num_rows = inputs.input_ids.shape[1], inputs.input_ids.shape[0]
+def _deviation_from_steps(model: PreTrainedModel, inputs: Inputs, is_draft: bool, seed: int, make_cached) -> float:
+    width, num_rows, padding = inputs.input_ids.shape[1], inputs.input_ids.shape[0], inputs.prompt.padding
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     generator = torch.Generator().manual_seed(seed)
     # Two kept, two taken back, then three others: x0 x1 (y y) x2 x3 x4.
     kept, taken_back = torch.randint(vocab_size, (2, num_rows, 5), generator=generator).to(inputs.input_ids.device)
     plain: list[Tensor] = []
     try:
-        cached, batch = UniversalModel(model, inputs, is_draft), Batch(inputs.input_ids, [0] * num_rows, width + 8)
-        plain += _plain_steps(cached, batch, kept)  # those before an error stay
-        cached, batch = UniversalModel(model, inputs, is_draft), Batch(inputs.input_ids, [0] * num_rows, width + 8)
+        stepwise, batch = UniversalModel(model, inputs, is_draft), Batch(inputs.input_ids, padding, width + 8)
+        plain += _plain_steps(stepwise, batch, kept)  # those before an error stay
+        cached, batch = make_cached(model, inputs, is_draft), Batch(inputs.input_ids, padding, width + 8)
         cached.logits(batch, ahead=0, num_last=1)
         _extend(batch, kept[:, :1])
         batch.put(torch.cat([kept[:, 1:2], taken_back[:, :2]], 1))

@@ -51,6 +51,8 @@ class RaggedModel(CachedModel):
             self.cache = pool.take(self.original, self.layers.new_cache)
         self.host_seen: list[int] = []
         self.seen: Tensor | None = None
+        #: `(batch, 1)` positions less slots; `None`: they are equal
+        self.offsets: Tensor | None = None
         #: rows of the call that are done, and what of them is cached, in the order of their lanes behind those running
         self.done: list[tuple[int, int]] = []
 
@@ -96,6 +98,8 @@ class RaggedModel(CachedModel):
 
         self.cache.recurrence.begin(self.host_seen, width, ahead, is_filler)
         keep = {"logits_to_keep": num_last} if self.accepts_logits_to_keep else {}
+        if self.offsets is not None:
+            position_ids = position_ids + self.offsets
         places = {"position_ids": position_ids} if self.layers.attend else {}
         outputs = self.run(
             input_ids=input_ids,
@@ -207,6 +211,8 @@ class RaggedModel(CachedModel):
             self.done = [(self.rows[lane], self.host_seen[lane]) for lane in leaving] + self.done
         self.host_seen = [self.host_seen[i] for i in indices]
         self.seen = self.seen[uploaded(indices, self.seen.device, torch.long)]
+        if self.offsets is not None:
+            self.offsets = self.offsets[uploaded(indices, self.offsets.device, torch.long)]
         self.cache.select(indices)
 
     def release(self) -> None:

@@ -196,8 +196,17 @@ class UniversalModel(CachedModel):
         self.rewinder = rewinder(self.kwargs.get(self.cache_name), self.covered, image_layers(self.model))
         return outputs.logits[:, -1:]
 
-    def _feed(self, end: int, num_logits: int) -> Tensor:
-        """Feed the columns from `covered` up to `end`; logits of the last `num_logits` at least."""
+    def position_after_prompt(self) -> Tensor:
+        """`(rows,)` positions of the first tokens after the prompt; their columns, where the model's forward counts itself."""
+        positions = self._prepared(self.width + 1).get("position_ids")
+        if positions is None:
+            return torch.full((len(self.ids),), self.width)
+        while positions.ndim > 2:  # by time, height and width, which are the same for text
+            positions = positions[-1]
+        return positions[:, -1].expand(len(self.ids))
+
+    def _prepared(self, end: int) -> dict:
+        """What the model's forward gets for the columns from `covered` up to `end`."""
         while self.known < end:
             self._update(ModelOutput())
             self.known += 1
@@ -205,9 +214,12 @@ class UniversalModel(CachedModel):
             name: self.kwargs[name].narrow(dim, 0, self.kwargs[name].shape[dim] - (self.known - end))
             for name, dim in self.grown.items()
         }
-        model_inputs = self.model.prepare_inputs_for_generation(
-            self._input_ids(end), next_sequence_length=end - self.covered, **kwargs
-        )
+        ids = functional.pad(self._input_ids(end), (0, max(0, end - self.ids.shape[1])))
+        return self.model.prepare_inputs_for_generation(ids, next_sequence_length=end - self.covered, **kwargs)
+
+    def _feed(self, end: int, num_logits: int) -> Tensor:
+        """Feed the columns from `covered` up to `end`; logits of the last `num_logits` at least."""
+        model_inputs = self._prepared(end)
         self._show_image(model_inputs, num_queries=end - self.covered)
         if model_inputs.get("logits_to_keep") is not None:  # some models set one of their own
             model_inputs["logits_to_keep"] = num_logits

@@ -13,6 +13,8 @@ _TESTED = json.loads((Path(__file__).parent / "tested_types.json").read_text())
 TESTED_TYPES = frozenset(_TESTED["ragged"])
 #: types that `python -m tests.architectures` found exact by the universal path, on the oldest and the newest transformers
 TESTED_UNIVERSAL = frozenset(_TESTED["universal"])
+#: those of them that it found exact on the ragged path with an image or a recording in the prompt
+TESTED_MULTIMODAL = frozenset(_TESTED["multimodal"])
 #: packages whose modules the tests ran; `transformers.integrations` has quantised and foreign layers
 TESTED_MODULES = ("torch.nn.", "torch.distributed.", "transformers.", "peft.", "hf_speculative.")
 #: packages whose hooks move weights and leave what is computed alone
@@ -57,6 +59,11 @@ def is_tested_ragged(model: PreTrainedModel, by_type: bool = False) -> bool:
         by_type: whatever its modules are, for what rounding does not change.
     """
     return model.config.model_type in TESTED_TYPES and (by_type or has_tested_modules(model))
+
+
+def is_tested_multimodal(model: PreTrainedModel) -> bool:
+    """Whether tests compared such a model on the ragged path with more than ids in the prompt."""
+    return model.config.model_type in TESTED_MULTIMODAL
 
 
 def is_tested_universal(model: PreTrainedModel, by_type: bool = False) -> bool:

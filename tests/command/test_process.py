@@ -130,6 +130,7 @@ def test_ctrl_c_while_it_imports(command, tmp_path):
     }
     args["export"] = ["head", tmp_path / "out"]
     args["card"] = [tmp_path / "eval.jsonl"]
+    args["audit"] = ["embedded", data, data]
     process = start(command, *args.get(command, ()), before=STAY_IN_IMPORT)
     output, messages = stopped(process, lambda: process.stdout.readline() == "importing\n")
     assert not output and messages.strip() == "stopped"

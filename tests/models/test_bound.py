@@ -300,7 +300,7 @@ def test_where_somebody_often_asks_passes_take_plain_weights(model, emulated):
         model.lm_head.weight.sum()
         assert generate(model) == expected
     assert not packed_of(model) and emulated.num_made == 2
-    assert "15 stay plain, in compiled passes, since something else has some of their weights" in packing.describe(
+    assert "15 stay plain, in compiled passes, since other code refers to some of their weights" in packing.describe(
         model
     )
 

@@ -30,7 +30,7 @@ SAMPLE = {
     },
     "seq2seq": {"bart": "universal", "t5": "universal"},
     "speech": {"whisper": "universal"},
-    "image-text": {"gemma3": "universal", "llava": "universal", "qwen2_5_vl": "universal"},
+    "image-text": {"gemma3": "ragged", "llava": "ragged", "qwen2_5_vl": "ragged", "mllama": "universal"},
 }
 
 

@@ -1,0 +1,123 @@
+"""Prompts with images on the ragged path: the rows of a batch keep their own lengths, and drafts may be trees."""
+
+import pytest
+import torch
+
+import hf_speculative as hs
+from hf_speculative.models import MultimodalModel, choose_for, prepared_inputs, probe
+from hf_speculative.models.universal import UniversalModel
+from tests.architectures.check import build
+from tests.architectures.inputs import prompts
+from tests.support import tiny
+
+#: positions by column, positions in three dimensions, windows and masks over images, recurrent layers
+TYPES = ("llava", "qwen2_5_vl", "gemma3", "qwen3_5")
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {name: build("image-text", name) for name in TYPES}
+
+
+@pytest.fixture(params=TYPES)
+def target(request, models):
+    return models[request.param]
+
+
+def prepared(model, num_rows=3):
+    return prepared_inputs(model, prompts("image-text", model, num_rows))
+
+
+GREEDY = {"max_new_tokens": 20, "do_sample": False}
+
+
+def test_the_path(target):
+    inputs = prepared(target)
+    assert choose_for(target, inputs).has_media
+    assert not choose_for(target, inputs, takes_media=False).has_media  # for drafts that read the target
+
+
+@pytest.mark.parametrize("draft", ["noisy", "auto"])
+def test_unequal_rows_with_images(target, draft):
+    inputs = prompts("image-text", target, 3)
+    given = tiny.noisy_copy(target, 0.1) if draft == "noisy" else draft
+    expected = target.generate(**inputs, **GREEDY)
+    with hs.record() as stats:
+        found = hs.generate(target, **inputs, **GREEDY, draft_model=given, num_draft_tokens=4)
+    assert found.tolist() == expected.tolist() and stats.num_accepted_draft_tokens > 0
+
+
+def test_the_draft_sees_the_images(target):
+    """Then a copy of the target is always right."""
+    inputs = prompts("image-text", target, 2)
+    with hs.record() as stats:
+        hs.generate(target, **inputs, **GREEDY, draft_model=tiny.noisy_copy(target, 0.0), num_draft_tokens=3)
+    assert stats.draft_acceptance_rate == 1
+
+
+def test_several_sequences_of_a_prompt(target):
+    inputs = prompts("image-text", target, 2)
+    sampled = {"do_sample": True, "max_new_tokens": 12, "num_return_sequences": 2}
+    torch.manual_seed(0)
+    expected = target.generate(**inputs, **sampled)
+    torch.manual_seed(0)
+    draft = tiny.noisy_copy(target, 0.1)
+    found = hs.generate(target, **inputs, **sampled, draft_model=draft, num_draft_tokens=3, reproducible=True)
+    assert found.tolist() == expected.tolist()
+
+
+def test_a_second_turn_goes_on_from_the_cache(target):
+    inputs = prompts("image-text", target, 1)
+    draft, as_dict = tiny.noisy_copy(target, 0.1), {"return_dict_in_generate": True}
+    turns = []
+    for keywords in ({}, {"draft_model": draft, "num_draft_tokens": 3}):
+        first = hs.generate(target, **inputs, **GREEDY, **as_dict, **keywords)
+        longer = torch.cat([first.sequences, first.sequences.new_tensor([[5, 6, 7]])], 1)
+        second = {"attention_mask": torch.ones_like(longer), "past_key_values": first.past_key_values}
+        turns.append(target.generate(longer, **second, **GREEDY).tolist())
+    assert turns[0] == turns[1]
+
+
+def test_a_row_that_ends_before_the_draft_is_asked(models):
+    """The draft reads the prompt after its first round, when rows may have left."""
+    target = models["qwen2_5_vl"]
+    inputs = prompts("image-text", target, 3)
+    plain = target.generate(**inputs, **GREEDY)
+    ends = int(plain[1, inputs["input_ids"].shape[1]])  # the first new token of row 1
+    keywords = GREEDY | {"eos_token_id": ends, "pad_token_id": 0}
+    expected = target.generate(**inputs, **keywords)
+    draft = tiny.noisy_copy(target, 0.1)
+    assert (
+        hs.generate(target, **inputs, **keywords, draft_model=draft, num_draft_tokens=3).tolist() == expected.tolist()
+    )
+
+
+def test_a_type_that_is_not_known_is_tried(models, monkeypatch):
+    """On its own prompt: positions that are off by one are seen, and the universal path serves the call."""
+    target = models["qwen2_5_vl"]
+    monkeypatch.setattr(probe, "is_tested_universal", lambda model, by_type=False: False)
+    inputs = prepared(target)
+    probe._universal.pop(target, None)
+    assert choose_for(target, inputs).has_media
+    probe._universal.pop(target, None)
+    after = UniversalModel.position_after_prompt
+    monkeypatch.setattr(UniversalModel, "position_after_prompt", lambda self: after(self) + 1)
+    assert choose_for(target, inputs).name == "universal"
+    probe._universal.pop(target, None)
+
+
+def test_logits_that_reach_back_into_the_prompt(models):
+    """Asked for at once: those after the prompt, and those after tokens behind it."""
+    target, inputs = models["llava"], prepared(models["llava"], 1)
+    width = inputs.input_ids.shape[1]
+    more = torch.tensor([[5, 6]])
+
+    def batch():
+        rows = probe.Batch(inputs.input_ids, inputs.prompt.padding, width + 8)
+        rows.put(more)
+        return rows
+
+    with torch.no_grad():
+        expected = UniversalModel(target, inputs).logits(batch(), ahead=2, num_last=3)
+        found = MultimodalModel(target, inputs).logits(batch(), ahead=2, num_last=3)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
