@@ -15,6 +15,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 import hf_speculative as hs
 from hf_speculative.models import is_recurrent
 from tests.architectures.check import build
+from tests.architectures.inputs import prompts as image_prompts
 from tests.support import tiny
 from tests.support.placement import quantised, torchao_or_skip
 
@@ -24,13 +25,16 @@ MANY, FEW = int(os.environ.get("RANDOM_CALLS", "600")), 30
 CHUNK = 60
 #: with recurrent layers
 HYBRIDS = ["qwen3_5_text", "granitemoehybrid", "lfm2", "jamba"]
+#: with an image in each row
+IMAGES = ["llava", "qwen2_5_vl", "gemma3", "qwen3_5"]
 
 
 @functools.cache
 def pair(kind: str):
     """A target and a draft that partly agrees."""
     name = kind.partition("-")[0]
-    target = tiny.build(name, seed=1) if name in tiny.ARCHITECTURES else build("causal", name, seed=1)
+    mapping = "image-text" if name in IMAGES else "causal"
+    target = tiny.build(name, seed=1) if name in tiny.ARCHITECTURES else build(mapping, name, seed=1)
     draft = tiny.noisy_copy(target, 0.1)
     return (quantised(target, torchao_or_skip()) if kind.endswith("-int8") else target), draft
 
@@ -77,9 +81,12 @@ class Lowers(LogitsProcessor):
 def random_call(seed: int) -> tuple[str, dict, dict]:
     """The kind of pair, keywords of plain `generate`, and those that ask for drafts besides."""
     chance = random.Random(seed)
-    kind = chance.choice(["llama", "llama", "mistral", "gpt2", "qwen2", "llama-int8", "gpt2-int8", *HYBRIDS])
+    kind = chance.choice(["llama", "llama", "mistral", "gpt2", "qwen2", "llama-int8", "gpt2-int8", *HYBRIDS, *IMAGES])
     batch_size = chance.choice([1, 1, 2, 3, 5])
-    call = dict(tiny.prompts(batch_size, width=chance.randint(2, 9), seed=seed))
+    if kind in IMAGES:
+        call = dict(image_prompts("image-text", pair(kind)[0], min(batch_size, 3), seed))
+    else:
+        call = dict(tiny.prompts(batch_size, width=chance.randint(2, 9), seed=seed))
     call |= {"max_new_tokens": chance.randint(1, 24), "pad_token_id": 0, "do_sample": chance.random() < 0.4}
     tokens = chance.sample(range(tiny.VOCAB), 12)
     stops = [[], [], [LastIn(tokens)], [AfterSeveral(tokens, 2)], [LastIn(tokens[:3]), AfterSeveral(tokens, 3)]]
@@ -97,7 +104,7 @@ def random_call(seed: int) -> tuple[str, dict, dict]:
     }.items():
         if chance.random() < 0.2:
             call[name] = chance.choice(values)
-    if chance.random() < 0.15:
+    if chance.random() < 0.15 and kind not in IMAGES:
         call["prefill_chunk_size"] = 3  # takes the universal path
     if call["do_sample"]:
         call |= {
@@ -138,7 +145,7 @@ def check_bits(seed: int) -> None:
     kind, call, drafts = random_call(seed)
     dtype, kind = random.Random(seed).choice([torch.bfloat16, torch.float16]), kind.partition("-")[0]
     target, draft = (model.to(dtype) for model in map(copy.deepcopy, pair(kind)))
-    if is_recurrent(target):
+    if is_recurrent(target) or kind in IMAGES:
         return  # refused, see tests/test_bitwise.py
     call.pop("prefill_chunk_size", None)
     call |= {"reproducible": "bitwise", "return_dict_in_generate": True, "output_scores": True}
