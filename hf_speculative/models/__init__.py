@@ -38,4 +38,4 @@ from .sharding import (
 from .static import StaticModel
 from .traced import MAX_COLUMNS
 from .universal import TextModel, UniversalModel
-from .verified_types import has_tested_modules, is_tested_ragged, is_tested_universal
+from .verified_types import has_tested_modules, is_tested_multimodal, is_tested_ragged, is_tested_universal

@@ -47,11 +47,15 @@ class MultimodalModel(RaggedModel):
         """Read the prompts of all rows of `inputs`, and keep those of the batch; logits `(batch, 1, vocab)` after them."""
         prompts = Batch(self.inputs.input_ids, self.inputs.prompt.padding, batch.max_length)
         reader = UniversalModel(self.original, self.inputs, self.clamp_ids)
+        for layer in getattr(reader.kwargs.get(self.inputs.cache_name), "layers", []):
+            if getattr(layer, "is_sliding", False):  # keep what is before its window: the prompt's end may be read again
+                layer.activate_past_recording()
         logits = reader.logits(prompts, ahead=0, num_last=1)
         slots = prompts.lengths - prompts.padding
         self._begin(prompts, ahead=0)
         self.load(reader.rewinder.cache, prompts)
-        self.offsets = (reader.position_after_prompt().to(slots.device) - slots)[:, None].to(self.device)
+        offsets = (reader.position_after_prompt().to(slots.device) - slots)[:, None].to(self.device)
+        self.offsets = offsets if bool(offsets.any()) else None
         self.num_forwards += 1
         self.rows = prompts.rows
         lanes, self.lanes = self.lanes, []

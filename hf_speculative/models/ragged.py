@@ -236,6 +236,8 @@ class RaggedModel(CachedModel):
         self.cache.reserve(len(lanes), end, limit=other.cache.capacity)
         for layer, given in zip(self.cache.attending, other.cache.attending, strict=True):
             layer.copy(given, lanes, end)
+        if other.offsets is not None:
+            self.offsets = other.offsets[uploaded(lanes, other.offsets.device)]
 
     def take(self, other, lanes: list[int]) -> None:
         end = max(other.host_seen)
@@ -243,6 +245,10 @@ class RaggedModel(CachedModel):
         for layer, given in zip(self.cache.attending, other.cache.attending, strict=True):
             layer.take(given, lanes, end)
         self.cache.recurrence.take(other.cache.recurrence, lanes)
+        if self.offsets is not None or other.offsets is not None:
+            nothing = torch.zeros(self.cache.num_rows, 1, dtype=torch.long, device=self.device)
+            own, theirs = (nothing if one is None else one for one in (self.offsets, other.offsets))
+            self.offsets = own.index_copy(0, uploaded(lanes, self.device), theirs[: len(lanes)])
         self._set_seen(lanes, other.host_seen)
 
     def forget(self, lanes: list[int]) -> None:

@@ -4,11 +4,13 @@ The loop is `speculate`, which gives the lane of a finished row to a waiting req
 requests wait.
 """
 
+import copy
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -26,8 +28,20 @@ from ..call.preparation import prepare
 from ..call.statistics import RowStatistics
 from ..interfaces import CachedModel, Drafter
 from ..loop import speculate
-from ..models import Inputs, choose, device_of, fits_trees, max_positions_of, modes_of_a_call, num_logits
-from ..types import Batch, Round
+from ..models import (
+    Inputs,
+    MultimodalModel,
+    choose,
+    device_of,
+    fits_trees,
+    is_recurrent,
+    is_tested_multimodal,
+    is_tested_universal,
+    max_positions_of,
+    modes_of_a_call,
+    num_logits,
+)
+from ..types import Batch, Prefix, Round
 from ..verification import SampledVerification
 from .logprobs import logprobs_of
 from .parked import Parked
@@ -61,6 +75,7 @@ class Engine:
     Attributes:
         statistics: counts over all requests so far.
         num_prompt_tokens: tokens of all prompts so far; `num_cached_tokens` of them were cached.
+        takes_media: requests may have images or recordings, see `MultimodalModel`.
         ended: the number of requests by how they ended: "stop", "length", "error" or "abort".
 
     Raises:
@@ -85,6 +100,11 @@ class Engine:
         self.options = self._options(kwargs, tokenizer)
         checks.check_ragged(self.model, choose(self.model), "a server's engine")
         self._check_drafts()
+        source, is_known = self.options.source, is_tested_universal(self.model) and is_tested_multimodal(self.model)
+        has_one_target = (
+            source.reads_target or source.needs_ragged or self.options.is_bitwise or is_recurrent(self.model)
+        )
+        self.takes_media = is_known and not has_one_target
         limits = [limit for limit in (max_length, max_positions_of(self.model)) if limit is not None]
         self.max_length = min(limits, default=DEFAULT_MAX_LENGTH)
         eos = setting_of(self.model, {}, "eos_token_id")
@@ -147,6 +167,7 @@ class Engine:
         finish: Callable[[BaseException | None], None],
         seed: int | None = None,
         num_top: int | None = None,
+        media: Mapping[str, Any] | None = None,
         **settings,
     ) -> Request:
         """Submit a request; returns at once.
@@ -157,6 +178,7 @@ class Engine:
             finish: called once, with `None` or the error that ended the request, on the engine's thread.
             seed: of a sampled answer, whose tokens are those of `torch.manual_seed(seed)` and plain `generate` alone.
             num_top: keep log-probabilities of the new tokens and of the `num_top` likeliest ones, in `Request.logprobs`.
+            media: further inputs of the model: images, recordings; only if the engine `takes_media`.
             **settings: keywords of `generate` for this request alone, `generation_config` among them.
 
         Raises:
@@ -164,7 +186,12 @@ class Engine:
             QueueFull, Closed: too many requests wait, or the engine is closed.
         """
         settings = {"pad_token_id": self.pad} | settings if "generation_config" not in settings else settings
-        request = prepare_request(self.model, self.options, prompt, settings, seed, receive, finish, self.max_length)
+        limit = self.max_length
+        prepare = partial(
+            prepare_request, self.model, self.options, prompt, settings, seed, receive, finish, limit, media
+        )
+        # Models store positions after images on themselves: no other request may run meanwhile.
+        request = self.call(prepare).result() if media else prepare()
         request.num_top = num_top
         with self._changed:
             if self._is_closed:
@@ -228,11 +255,15 @@ class Engine:
                     self._end(row, error)
 
     def _take(self, num_rows: int) -> Running:
-        """Start up to `num_rows` waiting requests."""
+        """Start up to `num_rows` waiting requests, or one with an image."""
         taken: Running = {}
         with self._changed:
+            is_alone = False
             while self._waiting and len(taken) < num_rows:
-                request = self._waiting.popleft()
+                has_media = self._waiting[0].inputs.has_media
+                if taken and (has_media or is_alone):
+                    break
+                request, is_alone = self._waiting.popleft(), has_media
                 taken[next(self._numbers)] = request
                 self.num_prompt_tokens += len(request.ids)
             self._running |= taken
@@ -246,14 +277,19 @@ class Engine:
         """Run the loop until no request is left."""
         model, running = self.model, self._running
         request = next(iter(first.values()))
-        target, drafter = target_and_drafter(self.options, model, request.inputs, request.inputs.input_ids)
-        target.keeps_done = False
+        mask = {"attention_mask": torch.ones_like(request.inputs.input_ids)}
+        inputs = Inputs(request.inputs.input_ids, request.inputs.generation_config, mask)
+        target, drafter = target_and_drafter(self.options, model, inputs, inputs.input_ids)
+        target.keeps_done, target.admit = False, partial(self._admit, target)  # type: ignore[method-assign]
         batch = Rows(first, self.max_length, self.pad, self._take, lambda last: self._park(last, target))
         batch.guide_of = lambda row: running[row].guide if row in running else None  # type: ignore[method-assign]
         batch.shares_prefixes = target.shares_prefixes
-        self._unpark(batch, target)
+        if request.inputs.has_media:
+            self._read_media(target, batch, request)
+        else:
+            self._unpark(batch, target)
         sampler = PerRequestSamplers(running, num_logits(model))
-        learned = Learned(self.options, model, request.inputs, [])
+        learned = Learned(self.options, model, inputs, [])
         schedule = PerRequestRoom(learned.timed(make_schedule(self.options)), running)
         schedule.begin(batch, learned.costs)
         drafter.may_branch = drafter.branches and target.takes_trees and fits_trees(model)
@@ -286,7 +322,26 @@ class Engine:
             part.select([*range(num_lanes), *[0] * len(lanes)])  # the newcomers replace the copies of lane 0
             part.admit(newcomers, lanes)
 
-    def _park(self, batch: Batch, target: CachedModel) -> None:
+    def _admit(self, target: CachedModel, newcomers: Rows, lanes: list[int]) -> None:
+        """`CachedModel.admit`, also of a request with an image."""
+        if not newcomers.with_media:
+            type(target).admit(target, newcomers, lanes)
+            return
+        fresh = target.fresh()
+        self._read_media(fresh, newcomers, self._running[newcomers.rows[0]])
+        fresh.prefill(newcomers)
+        target.num_forwards = fresh.num_forwards
+        target.take(fresh, lanes)
+
+    def _read_media(self, target: CachedModel, batch: Batch, request: Request) -> None:
+        """Let the only row of `batch`, which is unread, begin with all of its prompt but the last token."""
+        reader, row = MultimodalModel(self.model, request.inputs), copy.copy(batch)
+        reader.logits(row, ahead=0, num_last=1)
+        row.prefixes = [Prefix(0, len(request.ids) - 1)]
+        target.share(reader, row)
+        reader.release()
+
+    def _park(self, batch: Rows, target: CachedModel) -> None:
         self._parked = Parked(batch, target, self.model)
 
     def _unpark(self, batch: Batch, target: CachedModel) -> None:

@@ -6,7 +6,7 @@ from ..hf_compat import ACTIVE_ADAPTER, DISABLE_ADAPTERS, version_of
 from ..interfaces import CachedModel
 from ..models.packed_parameters import parameters_of
 from ..types import Batch, Prefix
-from .rows import Running, share_prefixes
+from .rows import Rows, Running, share_prefixes
 
 
 class Parked:
@@ -16,11 +16,11 @@ class Parked:
         batch: the finished rows; the target has read all but their newest tokens.
     """
 
-    def __init__(self, batch: Batch, target: CachedModel, model: nn.Module):
+    def __init__(self, batch: Rows, target: CachedModel, model: nn.Module):
         self.weights = weights_of(model)
-        self.texts = [list(text) for text in batch.history]
+        self.texts = batch.texts
         rows = batch.part(range(len(self.texts)))
-        rows.prefixes = [Prefix(lane, len(text) - 1) for lane, text in enumerate(self.texts)]
+        rows.prefixes = [Prefix(lane, max(0, len(text) - 1)) for lane, text in enumerate(self.texts)]
         self.target = target.fresh()
         self.target.share(target, rows)
 

@@ -29,6 +29,12 @@ class Prompt(NamedTuple):
     ids: list[int]
     inputs: dict[str, Any] | None = None
 
+    @property
+    def media(self) -> dict[str, Any]:
+        """Its inputs beside ids and their mask."""
+        given = self.inputs or {}
+        return {name: value for name, value in given.items() if name not in ("input_ids", "attention_mask")}
+
 
 def variables_of(found: dict[str, Any] | None, processor) -> dict[str, Any]:
     """Check a client's variables of the chat template.

@@ -1,7 +1,7 @@
 """Prepare one request as `generate` would alone, to run as a row among others."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -107,6 +107,7 @@ def prepare_request(
     receive: Callable[[list[int]], None],
     finish: Callable[[BaseException | None], None],
     max_length: int,
+    media: Mapping[str, Any] | None = None,
 ) -> Request:
     """Make a request, checked like a call of `generate`; nothing runs yet.
 
@@ -116,6 +117,7 @@ def prepare_request(
         settings: keywords of `generate`: `generation_config`, `max_new_tokens`, ...
         seed: of a sampled answer; `None`: a random one.
         max_length: the most tokens of prompt and answer together.
+        media: further inputs of the model: images, recordings.
 
     Raises:
         ValueError, TypeError: a call of `generate` would refuse it.
@@ -156,6 +158,8 @@ def prepare_request(
         return Request(inputs, sampler, stopping, receive, finish, processors.guides(batch.history)(0))
 
     kwargs = with_stop_strings(model, options)
+    for name, value in (media or {}).items():
+        kwargs[name] = value.to(input_ids.device) if isinstance(value, Tensor) else value
     return plain_generate_of(model)(
         **kwargs, input_ids=input_ids, attention_mask=torch.ones_like(input_ids), custom_generate=prepared
     )

@@ -44,6 +44,13 @@ class Rows(Batch):
         super().__init__(torch.tensor(rows, device=device), padding, max_length)
         self.max_position = max_length - 1
         self.rows, self.pad, self.take, self.leave = list(requests), pad, take, leave
+        self.with_media = {row for row, request in requests.items() if request.inputs.has_media}
+
+    @property
+    def texts(self) -> list[list[int]]:
+        """Texts whose cache other rows may share: equal ids stand for different images."""
+        rows = zip(self.rows, self.history, strict=True)
+        return [[] if row in self.with_media else list(text) for row, text in rows]
 
     refills = True  # requests end on their own, and others come at any time
 
@@ -53,8 +60,13 @@ class Rows(Batch):
             return None
         newcomers = Rows(requests, self.max_length, self.pad, self.take, self.leave)
         newcomers.shares_prefixes = self.shares_prefixes
-        share_prefixes(self.history, newcomers, requests)
+        if not newcomers.with_media:
+            share_prefixes(self.texts, newcomers, requests)
         return newcomers
+
+    def admit(self, newcomers: Rows, lanes: list[int]) -> None:  # type: ignore[override]
+        super().admit(newcomers, lanes)
+        self.with_media = (self.with_media | newcomers.with_media) & {*self.rows}
 
     def select(self, indices: list[int]) -> None:
         if not indices:

@@ -179,13 +179,13 @@ class Served:
             return reply.finish(None)
         seed = None if body.seed is None else body.seed + nth
         settings = self._settings(body, prompt, reply) | ({} if grammar is None else {"grammar": grammar})
-        engine = self.engine
-        if engine is None or prompt.inputs is not None:
+        engine, media = self.engine, prompt.media
+        if engine is None or (media and not engine.takes_media):
             self.alone.check(body.num_top)
             run = reply.start(lambda: self.alone.submit(prompt, reply.receive, reply.finish, seed, **settings))
         else:
             run = reply.start(
-                lambda: engine.submit(prompt.ids, reply.receive, reply.finish, seed, body.num_top, **settings)
+                lambda: engine.submit(prompt.ids, reply.receive, reply.finish, seed, body.num_top, media, **settings)
             )
         client.add(run)
         return None

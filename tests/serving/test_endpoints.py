@@ -196,7 +196,7 @@ def test_the_grammar_of_calls_that_may_be_made(is_single):
     llguidance = pytest.importorskip("llguidance")
     from hf_speculative.embedded import embedded_pair
 
-    tokenizer = llguidance.hf.from_tokenizer(embedded_pair()[2])
+    tokenizer = pytest.importorskip("llguidance.hf").from_tokenizer(embedded_pair()[2])
     tool = {"type": "function", "function": TOOL["function"] | {"strict": True}}
     asked = {"messages": HELLO, "tools": [tool]} | ({"parallel_tool_calls": False} if is_single else {})
     grammar = llguidance.LLMatcher.grammar_from_lark(tools.grammar_of(protocol.Chat.model_validate(asked), True))

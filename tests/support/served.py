@@ -53,9 +53,9 @@ def submit(engine: Engine, prompt: list[int], seed: int | None = None, **setting
     return answer
 
 
-def alone(model, prompt: list[int], seed: int = 0, **settings) -> list[int]:
+def alone(model, prompt: list[int], seed: int = 0, media=None, **settings) -> list[int]:
     """Plain `generate`'s new tokens under a seed."""
     ids = torch.tensor([prompt])
     torch.manual_seed(seed)
-    output = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **settings)
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **media or {}, **settings)
     return output[0, len(prompt) :].tolist()
