@@ -4,7 +4,6 @@ The loop is `speculate`, which gives the lane of a finished row to a waiting req
 requests wait.
 """
 
-import copy
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -30,19 +29,16 @@ from ..interfaces import CachedModel, Drafter
 from ..loop import speculate
 from ..models import (
     Inputs,
-    MultimodalModel,
     choose,
     device_of,
     fits_trees,
-    is_recurrent,
-    is_tested_multimodal,
-    is_tested_universal,
     max_positions_of,
     modes_of_a_call,
     num_logits,
 )
-from ..types import Batch, Prefix, Round
+from ..types import Batch, Round
 from ..verification import SampledVerification
+from . import media
 from .logprobs import logprobs_of
 from .parked import Parked
 from .requests import Request, prepare_request
@@ -100,11 +96,7 @@ class Engine:
         self.options = self._options(kwargs, tokenizer)
         checks.check_ragged(self.model, choose(self.model), "a server's engine")
         self._check_drafts()
-        source, is_known = self.options.source, is_tested_universal(self.model) and is_tested_multimodal(self.model)
-        has_one_target = (
-            source.reads_target or source.needs_ragged or self.options.is_bitwise or is_recurrent(self.model)
-        )
-        self.takes_media = is_known and not has_one_target
+        self.takes_media = media.takes_media(self.model, self.options)
         limits = [limit for limit in (max_length, max_positions_of(self.model)) if limit is not None]
         self.max_length = min(limits, default=DEFAULT_MAX_LENGTH)
         eos = setting_of(self.model, {}, "eos_token_id")
@@ -167,7 +159,7 @@ class Engine:
         finish: Callable[[BaseException | None], None],
         seed: int | None = None,
         num_top: int | None = None,
-        media: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, Any] | None = None,
         **settings,
     ) -> Request:
         """Submit a request; returns at once.
@@ -178,7 +170,7 @@ class Engine:
             finish: called once, with `None` or the error that ended the request, on the engine's thread.
             seed: of a sampled answer, whose tokens are those of `torch.manual_seed(seed)` and plain `generate` alone.
             num_top: keep log-probabilities of the new tokens and of the `num_top` likeliest ones, in `Request.logprobs`.
-            media: further inputs of the model: images, recordings; only if the engine `takes_media`.
+            inputs: further inputs of the model: images, recordings; only if the engine `takes_media`.
             **settings: keywords of `generate` for this request alone, `generation_config` among them.
 
         Raises:
@@ -188,10 +180,10 @@ class Engine:
         settings = {"pad_token_id": self.pad} | settings if "generation_config" not in settings else settings
         limit = self.max_length
         prepare = partial(
-            prepare_request, self.model, self.options, prompt, settings, seed, receive, finish, limit, media
+            prepare_request, self.model, self.options, prompt, settings, seed, receive, finish, limit, inputs
         )
         # Models store positions after images on themselves: no other request may run meanwhile.
-        request = self.call(prepare).result() if media else prepare()
+        request = self.call(prepare).result() if inputs else prepare()
         request.num_top = num_top
         with self._changed:
             if self._is_closed:
@@ -280,12 +272,12 @@ class Engine:
         mask = {"attention_mask": torch.ones_like(request.inputs.input_ids)}
         inputs = Inputs(request.inputs.input_ids, request.inputs.generation_config, mask)
         target, drafter = target_and_drafter(self.options, model, inputs, inputs.input_ids)
-        target.keeps_done, target.admit = False, partial(self._admit, target)  # type: ignore[method-assign]
+        target.keeps_done, target.admit = False, partial(media.admit, model, running, target)  # type: ignore[method-assign]
         batch = Rows(first, self.max_length, self.pad, self._take, lambda last: self._park(last, target))
         batch.guide_of = lambda row: running[row].guide if row in running else None  # type: ignore[method-assign]
         batch.shares_prefixes = target.shares_prefixes
         if request.inputs.has_media:
-            self._read_media(target, batch, request)
+            media.read_prompt(model, target, batch, request)
         else:
             self._unpark(batch, target)
         sampler = PerRequestSamplers(running, num_logits(model))
@@ -321,25 +313,6 @@ class Engine:
         for part in (batch, target, drafter):
             part.select([*range(num_lanes), *[0] * len(lanes)])  # the newcomers replace the copies of lane 0
             part.admit(newcomers, lanes)
-
-    def _admit(self, target: CachedModel, newcomers: Rows, lanes: list[int]) -> None:
-        """`CachedModel.admit`, also of a request with an image."""
-        if not newcomers.with_media:
-            type(target).admit(target, newcomers, lanes)
-            return
-        fresh = target.fresh()
-        self._read_media(fresh, newcomers, self._running[newcomers.rows[0]])
-        fresh.prefill(newcomers)
-        target.num_forwards = fresh.num_forwards
-        target.take(fresh, lanes)
-
-    def _read_media(self, target: CachedModel, batch: Batch, request: Request) -> None:
-        """Let the only row of `batch`, which is unread, begin with all of its prompt but the last token."""
-        reader, row = MultimodalModel(self.model, request.inputs), copy.copy(batch)
-        reader.logits(row, ahead=0, num_last=1)
-        row.prefixes = [Prefix(0, len(request.ids) - 1)]
-        target.share(reader, row)
-        reader.release()
 
     def _park(self, batch: Rows, target: CachedModel) -> None:
         self._parked = Parked(batch, target, self.model)

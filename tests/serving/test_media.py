@@ -43,12 +43,12 @@ def test_images_among_texts(target, draft):
         assert engine.takes_media
         answers = []
         for ids, media, seed in asked:
-            answers.append(submit(engine, ids, seed, media=media, **SETTINGS[seed % 3]))
+            answers.append(submit(engine, ids, seed, inputs=media, **SETTINGS[seed % 3]))
             if seed == 1:
                 answers[0].has_begun.wait(PATIENCE)
         assert [answer.wait() for answer in answers] == expected
         # The next turn of a conversation goes on from what is parked, of texts alone.
-        again = submit(engine, asked[0][0], 0, media=asked[0][1], **SETTINGS[0])
+        again = submit(engine, asked[0][0], 0, inputs=asked[0][1], **SETTINGS[0])
         assert again.wait() == expected[0] and again.request.num_cached == 0
 
 
@@ -68,6 +68,6 @@ def test_an_image_that_the_model_refuses_ends_its_request_alone(target):
     broken = {name: value[..., :1] if value.is_floating_point() else value for name, value in media.items()}
     with running(target, draft_model="auto") as engine:
         with pytest.raises((RuntimeError, ValueError, TypeError, IndexError)):
-            submit(engine, ids, 0, media=broken, max_new_tokens=4).wait()
+            submit(engine, ids, 0, inputs=broken, max_new_tokens=4).wait()
         text = submit(engine, [5, 9, 11], 0, max_new_tokens=6)
         assert text.wait() == alone(target, [5, 9, 11], 0, max_new_tokens=6)
