@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig, GenerationMixin, LlamaConfig
 
 import hf_speculative
@@ -87,6 +88,11 @@ def test_the_prompts_pass_and_the_next_keywords(model):
         outputs = hf_compat.prefill(model, ids, GenerationConfig(), dict(kwargs))
     after = hf_compat.updated_kwargs(model, outputs, kwargs, is_encoder_decoder=False)
     assert after["attention_mask"].shape == (1, 3) and after["past_key_values"].get_seq_length() == 2
+
+
+def test_outside_of_modes_of_the_dispatcher():
+    with FakeTensorMode(), hf_compat.without_modes():
+        assert type(torch.zeros(2)) is torch.Tensor
 
 
 def test_names_of_attentions():
@@ -228,8 +234,9 @@ def touched(path: Path) -> set[str]:
     """Names that the room takes from submodules, or that begin with an underscore."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("transformers."):
-            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            is_submodule = node.module.startswith("transformers.")
+            found |= {alias.name for alias in node.names if is_submodule or alias.name.startswith("_")}
         if isinstance(node, ast.Attribute) and re.match("_[a-zA-Z]", node.attr):
             found.add(node.attr)
     return found

@@ -14,11 +14,11 @@ from ..models import (
     NUM_COLUMNS,
     FixedShape,
     Inputs,
-    MultimodalModel,
     UniversalModel,
     choose_for,
     fits_trees,
     fixes_bits,
+    multimodal_model,
     num_logits,
     ragged_model,
 )
@@ -60,7 +60,7 @@ def target_and_drafter(
     )
     target, drafter = source.build(call)
     if target is None and path.has_media:
-        target = MultimodalModel(model, inputs)
+        target = multimodal_model(model, inputs, compile=compile)
     elif target is None and path.name == "ragged":
         target = ragged_model(model, compile=compile, cuda_graphs=cuda_graphs, is_static=is_static)
     elif target is None:

@@ -82,8 +82,7 @@ def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) ->
                 else "computes other logits for branches side by side"
             )
             chains = None if fits_trees(model) else branches
-            eager = "is given more than ids" if path.has_media else eager_reason(model)
-            return ModelReport(name, kind, why, deviation, eager, chains, packing.describe(model)), None
+            return ModelReport(name, kind, why, deviation, eager_reason(model), chains, packing.describe(model)), None
         eager, chains = (
             f"takes the universal path, whose {what}" for what in ("passes differ in shape", "cache holds a chain")
         )

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..interfaces import CachedModel, Drafter, Sampler, Schedule
 from ..models import (
-    MultimodalModel,
     TextModel,
     UniversalModel,
     checks,
@@ -22,6 +21,7 @@ from ..models import (
     fits_trees,
     inputs_for_draft,
     max_positions_of,
+    multimodal_model,
     ragged_model,
 )
 from ..tokenizers.alignment import LOOKBEHIND, Translation
@@ -245,7 +245,7 @@ class DraftModelSource(GivenModelSource):
         prepared = inputs_for_draft(draft, call.model, inputs, call.generate_kwargs, call.inputs_tensor)
         if not choose_for(draft, prepared, is_draft=True).has_media:
             return None
-        return MultimodalModel(draft, prepared, clamp_ids=True)
+        return multimodal_model(draft, prepared, clamp_ids=True, compile=call.compile)
 
     def _on_universal_path(self, call: BuildContext, has_own_text: bool) -> CachedModel:
         draft = self.draft_model

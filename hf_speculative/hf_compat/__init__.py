@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import LinearAttentionLayer as LinearAttentionLayer
 from transformers.generation import logits_process as logits_process
@@ -25,6 +26,8 @@ from transformers.masking_utils import sdpa_mask as sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as ALL_ATTENTION_FUNCTIONS
 from transformers.utils import output_capturing as output_capturing
 
+#: a context without modes of torch's dispatcher, such as fake tensors
+without_modes = _disable_current_modes
 #: keywords under which models take a cache
 CACHE_ARGUMENTS = tuple(ALL_CACHE_NAMES)
 

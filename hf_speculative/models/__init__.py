@@ -11,6 +11,7 @@ from .execution import (
     has_compiled_passes,
     head_pass,
     how_passes_run,
+    multimodal_model,
     note_decoded,
     ragged_model,
     recording_model,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ..hf_compat import without_modes
 from ..hf_compat.compiled import CompiledFunction
 from .packed_parameters import PackedParameters
 from .places import in_rows
@@ -126,6 +127,9 @@ class PassOfPieces:
 
 @torch.inference_mode(False)
 def _empty(aliases: list[Tensor]) -> None:
-    for alias in aliases:
-        # On the CPU, wherever tensors are made just now: garbage may be collected while a model is loaded on "meta".
-        alias.data = torch.zeros(1, 1, device="cpu").to_mkldnn() if alias.is_mkldnn else torch.empty(0, device="cpu")
+    # Garbage may be collected while a model is loaded on "meta", or traced on fake tensors.
+    with without_modes():
+        for alias in aliases:
+            alias.data = (
+                torch.zeros(1, 1, device="cpu").to_mkldnn() if alias.is_mkldnn else torch.empty(0, device="cpu")
+            )

@@ -15,6 +15,7 @@ from .choice import Path, choose
 from .inputs import Inputs
 from .masks import is_recurrent
 from .model_state import kept_with
+from .multimodal import AheadMultimodalModel, MultimodalModel
 from .ragged import RaggedModel
 from .recording import AheadRecordingModel, RecordingModel, RecordingUniversalModel, StaticRecordingModel
 from .sharding import group_of, is_sharded
@@ -47,6 +48,18 @@ def ragged_model(
         return eager(model, clamp_ids)
     packing.unpack_weights(model)
     return StaticModel(model, clamp_ids, compile is True, CudaGraphs(device_of(model)) if cuda_graphs else None)
+
+
+def multimodal_model(
+    model: PreTrainedModel, inputs: Inputs, clamp_ids: bool = False, compile: bool | str = False
+) -> MultimodalModel:
+    """A ragged model for a prompt of more than ids; `compile` as in `recording_model`."""
+    run = None
+    if compile and eager_reason(model) is None:
+        run = _ahead_of_time(model, waits=compile is True)
+    if run is None:
+        return MultimodalModel(model, inputs, clamp_ids)
+    return AheadMultimodalModel(model, inputs, clamp_ids, one_pass=run)
 
 
 def recording_model(

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from ..types import Batch, uploaded
 from .inputs import Inputs
 from .ragged import RaggedModel
+from .static import AheadModel
 from .universal import UniversalModel
 
 
@@ -20,13 +21,14 @@ class MultimodalModel(RaggedModel):
     Args:
         inputs: the call, prepared by the model's own `generate`.
         clamp_ids: as in `RaggedModel`.
+        **passes: how later passes run.
     """
 
     shares_prefixes = False
 
-    def __init__(self, model: PreTrainedModel, inputs: Inputs, clamp_ids: bool = False):
+    def __init__(self, model: PreTrainedModel, inputs: Inputs, clamp_ids: bool = False, **passes):
         self.inputs, self.clamp_ids = inputs, clamp_ids
-        super().__init__(model, clamp_ids)
+        super().__init__(model, clamp_ids, **passes)
 
     def reset(self) -> None:
         super().reset()
@@ -66,6 +68,11 @@ class MultimodalModel(RaggedModel):
             logits = logits[uploaded(lanes, logits.device, torch.long)]
         return logits
 
+    def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
+        if self.seen is None:
+            self._read_prompt(batch)
+        return super().greedy_chain(batch, num_tokens, vocab_size)
+
     def prefill(self, batch: Batch) -> None:
         """Keep one row for each prompt: `inputs` have as many copies of each as the call returns sequences."""
         if self.seen is None:
@@ -77,3 +84,7 @@ class MultimodalModel(RaggedModel):
         if self.seen is None:
             self.lanes = [self.lanes[i] for i in indices]
         super().select(indices)
+
+
+class AheadMultimodalModel(MultimodalModel, AheadModel):
+    """The same with passes that were compiled ahead of time, as long as positions are slots."""

@@ -24,6 +24,8 @@ from hf_speculative.models import (
     pool,
     traced,
 )
+from tests.architectures.check import build
+from tests.architectures.inputs import prompts
 from tests.support import tiny
 from tests.support.cases import slow_but
 from tests.support.plain import same_as_plain, takes_lanes
@@ -119,6 +121,18 @@ def test_what_is_kept_dies_with_its_model(draft, emulated, monkeypatch):
     del model
     gc.collect()
     assert gone() is None
+
+
+def test_prompts_with_images(emulated):
+    """transformers reads the prompt, and later passes are compiled, as long as positions are slots."""
+    for name, is_compiled in (("llava", True), ("qwen2_5_vl", False)):
+        target = build("image-text", name)
+        call = prompts("image-text", target, 3) | {"max_new_tokens": 12, "do_sample": False}
+        draft, emulated.runs[:] = tiny.noisy_copy(target), []
+        config = hs.SpeculativeConfig(optimize=True)
+        found = hs.generate(target, **call, draft_model=draft, num_draft_tokens=3, speculative_config=config)
+        assert found.tolist() == target.generate(**call).tolist()
+        assert bool(emulated.runs) == is_compiled
 
 
 def _transpose_in_memory(layer):

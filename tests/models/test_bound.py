@@ -9,9 +9,10 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hf_speculative as hs
-from hf_speculative.models import artifacts, execution, exported, packing, pool, traced
+from hf_speculative.models import artifacts, bound, execution, exported, packing, pool, traced
 from hf_speculative.models.bound import BoundPass, Moved
 from hf_speculative.models.packed_layers import MOST_RESTORED, dtypes, packed_of
 from tests.support import tiny
@@ -335,3 +336,11 @@ def test_with_the_compiler_itself(dtype, folder, monkeypatch):
     hs.detach(model)
     gc.collect()
     assert all(constant.numel() <= 1 for constant in constants)
+
+
+def test_weights_are_let_go_while_fake_tensors_are_made():
+    """As by the garbage collector, while another model is compiled."""
+    packed, plain = torch.zeros(4, 4).to_mkldnn(), torch.zeros(4, 4)
+    with FakeTensorMode():
+        bound._empty([packed, plain])
+    assert plain.numel() == 0 and packed.shape == (1, 1)
