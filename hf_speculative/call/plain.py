@@ -1,11 +1,12 @@
 """Decode an attached model plainly on its compiled passes, by rounds without a draft, where these are faster."""
 
+import inspect
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.nothing import Nothing
-from ..models import has_compiled_passes
+from ..models import has_compiled_passes, is_tested_multimodal
 from ..schedules import Constant
 from . import checks
 from .configuration import Options, SpeculativeConfig
@@ -26,6 +27,8 @@ TAKEN = {
     "streamer",
     "tokenizer",
 }
+#: inputs of models of images or recordings that are none
+NO_MEDIA = {"inputs_embeds", "position_ids", "past_key_values", "labels"}
 #: outputs of steps, which plain decoding computes for rows that have ended as well
 OF_STEPS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -44,8 +47,10 @@ def on_own_passes(
     execution = execution_of(config.optimize, target.device)
     if not execution.compile or execution.captures:
         return None
-    known = vars(GenerationConfig())
-    if any(name not in TAKEN and name not in known for name, value in kwargs.items() if value is not None):
+    known = TAKEN | vars(GenerationConfig()).keys()
+    if is_tested_multimodal(target):
+        known |= inspect.signature(target.forward).parameters.keys() - NO_MEDIA
+    if any(name not in known for name, value in kwargs.items() if value is not None):
         return None
     if any(setting_of(model, kwargs, name) for name in OF_STEPS):
         return None

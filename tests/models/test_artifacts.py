@@ -130,9 +130,12 @@ def test_prompts_with_images(emulated):
         call = prompts("image-text", target, 3) | {"max_new_tokens": 12, "do_sample": False}
         draft, emulated.runs[:] = tiny.noisy_copy(target), []
         config = hs.SpeculativeConfig(optimize=True)
+        expected = target.generate(**call).tolist()
         found = hs.generate(target, **call, draft_model=draft, num_draft_tokens=3, speculative_config=config)
-        assert found.tolist() == target.generate(**call).tolist()
-        assert bool(emulated.runs) == is_compiled
+        assert found.tolist() == expected and bool(emulated.runs) == is_compiled
+        hs.attach(target, draft, optimize=True)
+        emulated.runs[:] = []
+        assert target.generate(**call, draft_model=None).tolist() == expected and bool(emulated.runs) == is_compiled
 
 
 def _transpose_in_memory(layer):
