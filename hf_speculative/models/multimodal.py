@@ -50,10 +50,8 @@ class MultimodalModel(RaggedModel):
         prompts = Batch(self.inputs.input_ids, self.inputs.prompt.padding, batch.max_length)
         reader = UniversalModel(self.original, self.inputs, self.clamp_ids)
         for layer in getattr(reader.kwargs.get(self.inputs.cache_name), "layers", []):
-            if getattr(
-                layer, "is_sliding", False
-            ):  # keep what is before its window: the prompt's end may be read again
-                layer.activate_past_recording()
+            if getattr(layer, "is_sliding", False):
+                layer.activate_past_recording()  # the prompt's end may be read again, with what precedes its window
         logits = reader.logits(prompts, ahead=0, num_last=1)
         slots = prompts.lengths - prompts.padding
         self._begin(prompts, ahead=0)

@@ -32,7 +32,8 @@ def column(run: Run | None, which: str, title: str) -> str:
 def _about(run: Run | None) -> Callable[[Shown], str]:
     def about(token: Shown) -> str:
         assert run is not None and token.round is not None
-        return of_token(run.rounds[token.round], token.index)
+        line = of_token(run.rounds[token.round], token.index)
+        return f"forced by the grammar, {line}" if token.is_forced else line
 
     return about
 

@@ -27,7 +27,7 @@ SELECTS_PLACE = """element.addEventListener("click", event => {
 #: the order of the controls
 CONTROLS = (
     *("max_new_tokens", "temperature", "num_draft_tokens", "top_p", "repetition_penalty", "seed"),
-    *("method", "judge"),
+    *("method", "judge", "grammar"),
 )
 TITLES = {"plain": "Plain decoding", "own": "Speculative decoding"}
 
@@ -83,6 +83,13 @@ def build(
                 label="How drafts are judged",
                 info="when sampling with a draft model. All are exact; reproducible gives the very text of plain sampling.",
             )
+            grammar = gr.Textbox(
+                first.grammar,
+                label="JSON schema or Lark grammar",
+                info="which the answer has to match; the text that it forces is drafted",
+                lines=2,
+                max_lines=12,
+            )
             as_chat = gr.Checkbox(
                 speaks_chat(models.tokenizer) and not raw,
                 label="The prompt is a message in a chat",
@@ -115,7 +122,7 @@ def build(
         stepped = [stepper, number, details]
         running = start.click(
             page.frames,
-            [prompt, as_chat, max_tokens, temperature, num_draft, top_p, penalty, seed, method, judge],
+            [prompt, as_chat, max_tokens, temperature, num_draft, top_p, penalty, seed, method, judge, grammar],
             [*both, *stepped],
             show_progress="hidden",
             concurrency_id="model",
@@ -151,7 +158,7 @@ class Page:
                     elif (now := time.monotonic()) - last >= FRAME:
                         last = now
                         yield *self._both(shown), gr.skip(), gr.skip(), gr.skip()
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, ImportError) as error:
             raise gr.Error(str(error), print_exception=False) from error
 
     def _both(self, shown: Run) -> tuple[Any, ...]:

@@ -14,6 +14,8 @@ from ..call.option_table import DRAFTS
 from ..call.prompts import prompt_ids
 from ..call.statistics import Statistics
 from ..generation import generate, generate_rounds
+from ..grammar.call import with_grammar
+from ..grammar.processor import Walk
 from ..models.model_state import keeping
 from ..tokenizers import chat
 from ..tokenizers.pieces import Pieces
@@ -51,7 +53,11 @@ class Models:
 
 @dataclass(frozen=True)
 class Settings:
-    """How a prompt is continued; a temperature of 0 always takes the likeliest token."""
+    """How a prompt is continued; a temperature of 0 always takes the likeliest token.
+
+    Attributes:
+        grammar: the text of a JSON schema or a Lark grammar; empty: none.
+    """
 
     max_new_tokens: int = 96
     temperature: float = 0.0
@@ -61,6 +67,7 @@ class Settings:
     num_draft_tokens: int = 4
     method: str = DRAFT_MODEL
     judge: str = JUDGES[0]
+    grammar: str = ""
 
     @property
     def is_greedy(self) -> bool:
@@ -83,6 +90,8 @@ class Settings:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         given: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "repetition_penalty": self.repetition_penalty}
         given |= {} if pad is None else {"pad_token_id": pad}
+        if self.grammar.strip():
+            given |= {"grammar": f"{self.grammar}\n", "tokenizer": tokenizer}  # never read as the name of a file
         if self.is_greedy:
             return given | {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
         return given | {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p}
@@ -106,10 +115,15 @@ class Settings:
 
 @dataclass(frozen=True)
 class Shown:
-    """A token of a text: what it adds, and the round that brought it with its index there, if a round did."""
+    """A token of a text: what it adds, and the round that brought it with its index there, if a round did.
+
+    Attributes:
+        is_forced: it was drafted, and the grammar allowed no other text there.
+    """
 
     text: str
     is_from_draft: bool = False
+    is_forced: bool = False
     round: int | None = None
     index: int = 0
 
@@ -119,11 +133,13 @@ class Column:
     """One of the two texts.
 
     Attributes:
+        walk: through the call's grammar, if it has one.
         tokens: so far, and `ids` the same as the target knows them.
         times: after each pass of the target, the seconds since the start and the number of tokens by then.
     """
 
     pieces: Pieces
+    walk: Walk | None = None
     tokens: list[Shown] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     times: list[tuple[float, int]] = field(default_factory=list)
@@ -139,8 +155,10 @@ class Column:
 
     def add(self, tokens: list[int], seconds: float, num_from_draft: int = 0, round: int | None = None) -> None:
         for index, token in enumerate(tokens):
+            is_draft = index < num_from_draft
+            is_forced = is_draft and self.walk is not None and self.walk.forced(self.ids, ())[:1] == [token]
             self.ids.append(token)
-            self.tokens.append(Shown(self.pieces.add(token, False), index < num_from_draft, round, index))
+            self.tokens.append(Shown(self.pieces.add(token, False), is_draft, is_forced, round, index))
         self.times.append((seconds, len(self.ids)))
 
 
@@ -187,6 +205,9 @@ def run(models: Models, settings: Settings, prompt: str, as_chat: bool = False) 
     devices = range(torch.cuda.device_count()) if target.device.type == "cuda" else []
     decode = partial(tokenizer.decode, skip_special_tokens=as_chat)
     plain, own = (Column(Pieces(decode, before=ids)) for _ in runners)
+    if "grammar" in keywords:
+        processors = with_grammar(target, {}, keywords["grammar"], tokenizer)["logits_processor"]
+        own.walk = Walk(processors[-1].grammars[0])
     shown = Run(settings, prompt, plain, own, recorder.rounds)
     with keeping(target, {}), torch.random.fork_rng(devices), closing(in_turns(runners)) as steps:
         torch.manual_seed(settings.seed)  # for plain decoding; the other way has a generator of its own

@@ -7,8 +7,8 @@ gr = pytest.importorskip("gradio", reason="the extra `playground` is not install
 from hf_speculative.playground import page as module  # noqa: E402
 from hf_speculative.playground.page import Page, build, look  # noqa: E402
 
-#: tokens, temperature, draft tokens, top-p, penalty, seed, method, judge
-VALUES = (12, 0.0, 4, 1.0, 1.0, 0, "draft model", "block")
+#: tokens, temperature, draft tokens, top-p, penalty, seed, method, judge, grammar
+VALUES = (12, 0.0, 4, 1.0, 1.0, 0, "draft model", "block", "")
 
 
 @pytest.fixture
@@ -41,6 +41,8 @@ def test_rounds_are_stepped_through(models, frames):
 def test_what_is_wrong_is_said(models):
     with pytest.raises(gr.Error, match="empty"):
         next(Page(models).frames("", False, *VALUES))
+    with pytest.raises(gr.Error, match="is no grammar"):
+        next(Page(models).frames("a", False, *VALUES[:-1], "/etc/schema.json"))
 
 
 def test_it_is_quiet_and_serves_one_run_at_a_time(models):

@@ -51,6 +51,18 @@ def test_a_watched_rule_gives_what_the_rule_gives(models, judge):
     assert shown.plain.ids == plain(models, seed=5, do_sample=True, temperature=0.8, top_p=0.9)
 
 
+@pytest.mark.parametrize("settings", [{}, {"method": "grammar"}, {"method": "suffix"}, {"temperature": 0.8}])
+def test_tokens_that_a_grammar_forces_are_marked(models, settings):
+    shown = decoded(models, grammar='start: ("call(" /[a-z]/ ") # done; "){9}', **settings)
+    assert shown.plain.ids == shown.own.ids or settings.get("temperature")
+    tokens, text = shown.own.tokens, ""
+    for token in tokens:
+        assert token.is_forced == (token.is_from_draft and not text.endswith("call(")), text
+        text += token.text
+    assert sum(token.is_forced for token in tokens) > len(tokens) / 2
+    assert not any(token.is_forced for token in shown.plain.tokens)
+
+
 def test_settings_that_are_none_are_refused_before_anything_runs(models):
     for settings in ({"max_new_tokens": 0}, {"temperature": -1.0}):
         with pytest.raises(ValueError):
