@@ -3,7 +3,14 @@
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
-from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from ..drafting.source import DraftSource
 from ..hf_compat import mask_length
@@ -126,13 +133,18 @@ def check_cache(
     """Check the user's own cache.
 
     Raises:
-        ValueError: it is of a kind that cannot be taken back, the ids are not those of the whole sequence, or drafts read
-            hidden states, which it does not hold.
+        ValueError: it is of a kind that cannot be taken back or does not know its length, the ids are not those of the whole
+            sequence, or drafts read hidden states, which it does not hold.
     """
     own = getattr(cache, "self_attention_cache", cache)
     if isinstance(own, Cache) and (type(own) is not DynamicCache or getattr(own, "offloading", False)):
         raise ValueError(
             f"`past_key_values` is of type {type(own).__name__}: pass a DynamicCache, without offloading, or none."
+        )
+    if isinstance(own, Cache) and own.layers and not any(isinstance(layer, CacheLayerMixin) for layer in own.layers):
+        raise ValueError(
+            "`cache_params` has recurrent layers alone, which do not know how many tokens they hold: leave it out and pass the "
+            "whole text."
         )
     length, width = cache.get_seq_length(), input_ids.shape[1]
     whole = mask_length(generation_config, width) if attention_mask is None else attention_mask.shape[1]

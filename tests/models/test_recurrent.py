@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 import hf_speculative as hs
 from hf_speculative.hf_compat import is_torch_fallback
@@ -119,7 +120,11 @@ def test_calls_equal_plain_ones(model_type):
             for index, state in getattr(theirs, name, {}).items():
                 if state is not None:
                     torch.testing.assert_close(getattr(ours, name)[index], state, rtol=1e-3, atol=1e-3)
-    if model_type != "falcon_mamba":  # alone, transformers' cache of a recurrence does not know its length
+    if model_type == "falcon_mamba":
+        for cache in (found.past_key_values, DynamicCache(config=model.config)):
+            with pytest.raises(ValueError, match="pass the whole text"):
+                hs.generate(model, **inputs, **NEW, cache_params=cache, draft_model=draft)
+    else:
         ids = torch.cat([found.sequences, inputs["input_ids"][:1].expand(3, -1)], 1)
         mask = torch.cat([inputs["attention_mask"], torch.ones_like(ids[:, inputs["attention_mask"].shape[1] :])], 1)
         turn = {"input_ids": ids, "attention_mask": mask} | NEW
