@@ -56,8 +56,7 @@ class MultimodalModel(RaggedModel):
         slots = prompts.lengths - prompts.padding
         self._begin(prompts, ahead=0)
         self.load(reader.rewinder.cache, prompts)
-        offsets = (reader.position_after_prompt().to(slots.device) - slots)[:, None].to(self.device)
-        self.offsets = offsets if bool(offsets.any()) else None
+        self.offsets = (reader.position_after_prompt().to(slots.device) - slots).tolist()
         self.num_forwards += 1
         self.rows = prompts.rows
         lanes, self.lanes = self.lanes, []

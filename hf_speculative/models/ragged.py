@@ -51,8 +51,8 @@ class RaggedModel(CachedModel):
             self.cache = pool.take(self.original, self.layers.new_cache)
         self.host_seen: list[int] = []
         self.seen: Tensor | None = None
-        #: `(batch, 1)` positions less slots; `None`: they are equal
-        self.offsets: Tensor | None = None
+        #: of each row, its positions less its slots
+        self.offsets: list[int] = []
         #: rows of the call that are done, and what of them is cached, in the order of their lanes behind those running
         self.done: list[tuple[int, int]] = []
 
@@ -98,8 +98,8 @@ class RaggedModel(CachedModel):
 
         self.cache.recurrence.begin(self.host_seen, width, ahead, is_filler)
         keep = {"logits_to_keep": num_last} if self.accepts_logits_to_keep else {}
-        if self.offsets is not None:
-            position_ids = position_ids + self.offsets
+        if any(self.offsets):
+            position_ids = position_ids + uploaded(self.offsets, self.device)[:, None]
         places = {"position_ids": position_ids} if self.layers.attend else {}
         outputs = self.run(
             input_ids=input_ids,
@@ -118,7 +118,7 @@ class RaggedModel(CachedModel):
         """Each row's tokens once the pass is over, and the columns that it feeds."""
         if self.seen is None:
             self.cache.begin(len(batch.rows), limit=batch.max_length + ahead)
-            self.host_seen = [0] * len(batch.rows)
+            self.host_seen, self.offsets = [0] * len(batch.rows), [0] * len(batch.rows)
             self.seen = torch.zeros_like(batch.lengths)
         ends = self._ends(batch, ahead)
         return ends, [end - seen for end, seen in zip(ends, self.host_seen, strict=True)]
@@ -211,8 +211,7 @@ class RaggedModel(CachedModel):
             self.done = [(self.rows[lane], self.host_seen[lane]) for lane in leaving] + self.done
         self.host_seen = [self.host_seen[i] for i in indices]
         self.seen = self.seen[uploaded(indices, self.seen.device, torch.long)]
-        if self.offsets is not None:
-            self.offsets = self.offsets[uploaded(indices, self.offsets.device, torch.long)]
+        self.offsets = [self.offsets[i] for i in indices]
         self.cache.select(indices)
 
     def release(self) -> None:
@@ -230,14 +229,15 @@ class RaggedModel(CachedModel):
             self._begin(batch, ahead=0)
             self._copy([prefix.lane for prefix in batch.prefixes], other, max(shared))
             self._set_seen(list(range(len(shared))), shared)
+            # A row that shares nothing names lane 0, whose offset is not its own.
+            pairs = zip(batch.prefixes, shared, strict=True)
+            self.offsets = [other.offsets[prefix.lane] if num else 0 for prefix, num in pairs]
 
     def _copy(self, lanes: list[int], other, end: int) -> None:
         """Slots `[0, end)` of row `lanes[i]` of `other` become those of row i."""
         self.cache.reserve(len(lanes), end, limit=other.cache.capacity)
         for layer, given in zip(self.cache.attending, other.cache.attending, strict=True):
             layer.copy(given, lanes, end)
-        if other.offsets is not None:
-            self.offsets = other.offsets[uploaded(lanes, other.offsets.device)]
 
     def take(self, other, lanes: list[int]) -> None:
         end = max(other.host_seen)
@@ -245,10 +245,8 @@ class RaggedModel(CachedModel):
         for layer, given in zip(self.cache.attending, other.cache.attending, strict=True):
             layer.take(given, lanes, end)
         self.cache.recurrence.take(other.cache.recurrence, lanes)
-        if self.offsets is not None or other.offsets is not None:
-            nothing = torch.zeros(self.cache.num_rows, 1, dtype=torch.long, device=self.device)
-            own, theirs = (nothing if one is None else one for one in (self.offsets, other.offsets))
-            self.offsets = own.index_copy(0, uploaded(lanes, self.device), theirs[: len(lanes)])
+        for lane, offset in zip(lanes, other.offsets, strict=True):
+            self.offsets[lane] = offset
         self._set_seen(lanes, other.host_seen)
 
     def forget(self, lanes: list[int]) -> None:
@@ -266,7 +264,7 @@ class RaggedModel(CachedModel):
     def load(self, cache, batch: Batch) -> None:
         length = cache.get_seq_length()
         self.host_seen = [max(0, length - pad) for pad in batch.host_padding]
-        self.seen = uploaded(self.host_seen, batch.tokens.device)
+        self.seen, self.offsets = uploaded(self.host_seen, batch.tokens.device), [0] * len(batch.rows)
         self.cache.reserve(len(batch.rows), length, limit=length)
         # Layers that read the keys of others hold none, and older transformers do not list them.
         listed = zip(self.cache.layers, DynamicCache(config=self.layers.config).layers, strict=False)

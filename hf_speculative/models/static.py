@@ -150,7 +150,7 @@ class StaticModel(RaggedModel):
         return self.all_slots or ladder(end)
 
     def _is_static(self, width: int) -> bool:
-        return bool(self.all_slots) or (self.offsets is None and width <= MAX_COLUMNS and 0 not in self.host_seen)
+        return bool(self.all_slots) or (not any(self.offsets) and width <= MAX_COLUMNS and 0 not in self.host_seen)
 
     def _tensors(self, batch: Batch, ahead: int, width: int, end: int) -> tuple[Tensor, ...]:
         """What `ragged_pass` takes, for a pass of `width` columns up to `ahead`, with room for slots `[0, end)`."""
@@ -239,7 +239,7 @@ class AheadModel(StaticModel):
         super().__init__(model, clamp_ids)
 
     def _is_static(self, width: int) -> bool:
-        return self.offsets is None and width <= MAX_COLUMNS
+        return not any(self.offsets) and width <= MAX_COLUMNS
 
     def num_slots(self, end: int) -> int:
         return self.all_slots or end

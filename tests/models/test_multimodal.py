@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative.models import MultimodalModel, choose_for, prepared_inputs, probe
+from hf_speculative.models import MultimodalModel, RaggedModel, choose_for, prepared_inputs, probe
 from hf_speculative.models.universal import UniversalModel
+from hf_speculative.types import Batch, Prefix
 from tests.architectures.check import build
 from tests.architectures.inputs import prompts
 from tests.support import tiny
@@ -104,6 +105,31 @@ def test_a_type_that_is_not_known_is_tried(models, monkeypatch):
     monkeypatch.setattr(UniversalModel, "position_after_prompt", lambda self: after(self) + 1)
     assert choose_for(target, inputs).name == "universal"
     probe._universal.pop(target, None)
+
+
+def test_positions_belong_to_their_rows(models):
+    """A row of text takes no offset from an image: beside it, sharing with another row, or in its place."""
+    model = models["qwen2_5_vl"]
+    inputs = prepared(model, num_rows=2)
+    running, batch = MultimodalModel(model, inputs), Batch(inputs.input_ids, inputs.prompt.padding, 64)
+    running.logits(batch, ahead=0, num_last=1)
+    offset, other = running.offsets
+    assert offset and other
+    text = RaggedModel(model)
+    ids = torch.tensor([[5, 9, 11, 12]])
+    text.logits(Batch(ids, [0], 64), ahead=0, num_last=1)
+    running.take(text, [1])
+    assert running.offsets == [offset, 0]
+
+    newcomers = Batch(torch.tensor([[5, 9, 11, 20], [30, 31, 32, 33]]), [0, 0], 64)
+    newcomers.prefixes = [Prefix(1, 3), Prefix(0, 0)]
+    fresh = RaggedModel(model)
+    fresh.share(running, newcomers)
+    assert fresh.host_seen == [3, 0] and fresh.offsets == [0, 0]
+    running.take(fresh, [0, 1])
+    assert not any(running.offsets)
+    running.select([1])
+    assert running.offsets == [0]
 
 
 def test_logits_that_reach_back_into_the_prompt(models):
