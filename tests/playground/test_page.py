@@ -41,6 +41,7 @@ def test_rounds_are_stepped_through(models, frames):
 def test_what_is_wrong_is_said(models):
     with pytest.raises(gr.Error, match="empty"):
         next(Page(models).frames("", False, *VALUES))
+    pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
     with pytest.raises(gr.Error, match="is no grammar"):
         next(Page(models).frames("a", False, *VALUES[:-1], "/etc/schema.json"))
 

@@ -53,6 +53,7 @@ def test_a_watched_rule_gives_what_the_rule_gives(models, judge):
 
 @pytest.mark.parametrize("settings", [{}, {"method": "grammar"}, {"method": "suffix"}, {"temperature": 0.8}])
 def test_tokens_that_a_grammar_forces_are_marked(models, settings):
+    pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
     shown = decoded(models, grammar='start: ("call(" /[a-z]/ ") # done; "){9}', **settings)
     assert shown.plain.ids == shown.own.ids or settings.get("temperature")
     tokens, text = shown.own.tokens, ""
