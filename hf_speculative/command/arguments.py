@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..call.option_table import BITWISE, DRAFTING, DRAFTS, ROWS, checked
 from ..names import EXAMPLES, check_name, place_of
 from ..reports.files import check_output
-from .settings import About, Option, check_ranges, setting, with_options
+from .settings import About, check_ranges, parameter, setting, with_options
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -57,7 +57,6 @@ def with_drafting_options(*own: str, several: bool = False) -> Callable[[Callabl
         own: options that the command has itself.
         several: sources of drafts may be given several times each, and come as lists; but for flags.
     """
-    names = [name for name in DRAFTING if ROWS[name].name == name and name not in own]
 
     def given(values: dict[str, Any]) -> dict[str, Any]:
         found = {name: value for name, value in values.items() if value is not None}
@@ -68,21 +67,20 @@ def with_drafting_options(*own: str, several: bool = False) -> Callable[[Callabl
                 checked(name, one)
         return found
 
+    names = [name for name in DRAFTING if ROWS[name].name == name and name not in own]
     options = [_drafting(name, several and ROWS[name].is_source) for name in names]
-    about = About(
-        "As --reproducible, bit for bit, in any number format: docs/bitwise.md.", ("--bitwise",), panel="Drafting"
-    )
-    options.append(Option(BITWISE, bool | None, None, about))  # type: ignore[arg-type]
+    help = "As --reproducible, bit for bit, in any number format: docs/bitwise.md."
+    options.append(parameter(BITWISE, bool | None, None, About(help, ("--bitwise",), panel="Drafting")))
     return lambda command: with_options(command, options, "drafting", given)
 
 
-def _drafting(name: str, several: bool) -> Option:
+def _drafting(name: str, several: bool) -> inspect.Parameter:
     kind: Any = ROWS[name].type.written_as
     several = several and kind is not bool
     help = help_line(name, "Repeat the option for several." if several else None)
     flags = (f"--{name.replace('_', '-')}",)  # alone, without its --no- for a flag
     about = About(help, flags, least=getattr(ROWS[name].type, "minimum", None), panel="Drafting")
-    return Option(name, list[kind] | None if several else kind | None, None, about)  # type: ignore[valid-type]
+    return parameter(name, list[kind] | None if several else kind | None, None, about)  # type: ignore[valid-type]
 
 
 def raw_setting(panel: str | None = None) -> Any:
@@ -112,7 +110,10 @@ class Machine:
         """
         import torch
 
-        check_device(self.device)
+        try:
+            torch.empty(0, device=self.device or None)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"--device {self.device}: {str(error).splitlines()[0]}") from error
         return self.device or (f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu")
 
 
@@ -155,20 +156,6 @@ class Reading:
     def given(self) -> list[str]:
         """The options that were given."""
         return [f"--{one.name}" for one in fields(self) if getattr(self, one.name) != one.default]
-
-
-def check_device(device: str) -> None:
-    """Raises if this machine does not have `device`; empty is any.
-
-    Raises:
-        ValueError: torch knows no such device, or finds none.
-    """
-    import torch
-
-    try:
-        torch.empty(0, device=device or None)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from error
 
 
 def check_outputs(**paths: Path | None) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -66,33 +66,22 @@ def check_ranges(settings: Any) -> None:
             raise ValueError(f"`{field.name}={value}`: give at most {about.most:g}.")
 
 
-@dataclasses.dataclass(frozen=True)
-class Option:
-    """An option of a command: `type` is what its value is read as, `...` as a default asks for one."""
-
-    name: str
-    type: Any
-    default: Any
-    about: About
-
-    def parameter(self) -> inspect.Parameter:
-        """The option as typer reads it from a signature."""
-        about = self.about
-        flags = about.flags or ((f"--{self.name.replace('_', '-')}",) if self.default is False else ())
-        help = f"{about.help} One of {', '.join(about.choices)}." if about.choices else about.help
-        shown = {"help": help, "min": about.least, "max": about.most, "metavar": about.metavar}
-        shown |= {"rich_help_panel": about.panel}
-        told = typer.Argument(**shown) if about.is_argument else typer.Option(*flags, **shown)  # type: ignore[arg-type]
-        default = inspect.Parameter.empty if self.default is ... else self.default
-        annotation: Any = Annotated[self.type, told]  # type: ignore[name-defined]
-        return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+def parameter(name: str, kind: Any, default: Any, about: About) -> inspect.Parameter:
+    """Describe an option for typer; `kind` is what its value is read as, `MISSING` as a default asks for a value."""
+    flags = about.flags or ((f"--{name.replace('_', '-')}",) if default is False else ())
+    help = f"{about.help} One of {', '.join(about.choices)}." if about.choices else about.help
+    shown = {"help": help, "min": about.least, "max": about.most, "metavar": about.metavar}
+    shown |= {"rich_help_panel": about.panel}
+    told = typer.Argument(**shown) if about.is_argument else typer.Option(*flags, **shown)  # type: ignore[arg-type]
+    default = inspect.Parameter.empty if default is dataclasses.MISSING else default
+    annotation: Any = Annotated[kind, told]  # type: ignore[name-defined]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def with_options(
-    command: Callable, options: Iterable[Option], made: str, make: Callable[[dict[str, Any]], Any]
+    command: Callable, options: Sequence[inspect.Parameter], made: str, make: Callable[[dict[str, Any]], Any]
 ) -> Callable:
     """A command that gets `options`, and what `make` makes of their values, by name, as its keyword `made`."""
-    options = list(options)
 
     @functools.wraps(command)
     def run(**values):
@@ -101,7 +90,7 @@ def with_options(
 
     signature = inspect.signature(command, eval_str=True)
     own = [one for one in signature.parameters.values() if one.name != made]
-    run.__signature__ = signature.replace(parameters=[*own, *(option.parameter() for option in options)])  # type: ignore[attr-defined]
+    run.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
     return run
 
 
@@ -110,22 +99,21 @@ def with_settings(kind: type) -> Callable[[Callable], Callable]:
     return lambda command: with_options(command, _options(kind), "settings", functools.partial(_made, kind))
 
 
-def _options(kind: Any) -> list[Option]:
+def _options(kind: Any) -> list[inspect.Parameter]:
     """The fields of settings, and of settings that they hold."""
     types, found = typing.get_type_hints(kind), []
     for one in dataclasses.fields(kind):
         if dataclasses.is_dataclass(types[one.name]):
             found += _options(types[one.name])
-        elif ABOUT in one.metadata:
-            default = ... if one.default is dataclasses.MISSING else one.default
-            found.append(Option(one.name, types[one.name], default, one.metadata[ABOUT]))
+        else:
+            found.append(parameter(one.name, types[one.name], one.default, one.metadata[ABOUT]))
     return found
 
 
 def _made(kind: Any, values: dict[str, Any]) -> Any:
     """Settings, and those that they hold, from the values of all options by name."""
-    types = typing.get_type_hints(kind)
-    fields = {one.name: types[one.name] for one in dataclasses.fields(kind)}
-    return kind(
-        **{name: _made(of, values) if dataclasses.is_dataclass(of) else values[name] for name, of in fields.items()}
-    )
+    types, found = typing.get_type_hints(kind), {}
+    for one in dataclasses.fields(kind):
+        is_held = dataclasses.is_dataclass(types[one.name])
+        found[one.name] = _made(types[one.name], values) if is_held else values[one.name]
+    return kind(**found)

@@ -3,13 +3,12 @@
 import functools
 import inspect
 import re
-import typing
 from collections.abc import Callable
 
 import typer
 from rich.console import Console
 from rich.text import Text
-from typer.models import ArgumentInfo, OptionInfo
+from typer.models import ArgumentInfo
 
 from .interrupts import STOPPED
 
@@ -43,13 +42,12 @@ def clean_exits(command: Callable) -> Callable:
 def options_of(command: Callable) -> dict[str, str]:
     """How a command calls the keywords of Python that its options stand for."""
     options = {}
-    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
-        told = (*typing.get_args(parameter.annotation), parameter.default)
-        found = next((one for one in told if isinstance(one, OptionInfo | ArgumentInfo)), None)
-        given = (getattr(found, "default", None), *(getattr(found, "param_decls", None) or ()))  # typer's own order
-        flags = [flag for flag in given if isinstance(flag, str) and flag.startswith("--")]
-        shown = flags[0] if flags else f"--{name.replace('_', '-')}"
-        options[name] = name.upper() if isinstance(found, ArgumentInfo) else shown.split("/")[0]
+    for name, parameter in inspect.signature(command).parameters.items():
+        [told] = parameter.annotation.__metadata__
+        flags = [told.default, *(told.param_decls or ())]  # typer's own order
+        long = [flag for flag in flags if isinstance(flag, str) and flag.startswith("--")]
+        shown = long[0] if long else f"--{name.replace('_', '-')}"
+        options[name] = name.upper() if isinstance(told, ArgumentInfo) else shown
     for name, option in list(options.items()):
         for alias in (f"num_{name}", f"{name}s", name.removesuffix("_file"), *ALIASES.get(name, ())):
             options.setdefault(alias, option)
