@@ -9,18 +9,18 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
 from transformers import PreTrainedModel
 
 from .answers import Answer, TextAnswer
 from .engine import Closed, Engine, QueueFull
 from .guard import MAX_BODY, Guard, error_body, error_of
-from .metrics import registry_of
-from .protocol import Chat, Checked, Completion, Sampling, Tokenize, parse
+from .metrics import EngineMetrics
+from .protocol import Chat, Checked, Completion, Sampling, Tokenize, UnknownModel, parse
 from .replies import TOLD, Reply, teller, words_of
 from .responses import ResponseAnswer, Responses
-from .served import Served, UnknownModel
+from .served import Served
 
 logger = logging.getLogger(__name__)
 ENDPOINTS: dict[str, tuple[type[Sampling], type]] = {
@@ -61,6 +61,8 @@ def build_app(
         yield
         await asyncio.to_thread(served.close)
 
+    about = {"id": name, "object": "model", "created": 0, "owned_by": "hf_speculative"}
+    about |= {"max_model_len": served.max_length}
     app = FastAPI(title="hf_speculative", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     for path, (kind, answer) in ENDPOINTS.items():
         app.post(path)(_endpoint(served, kind, answer))
@@ -71,38 +73,34 @@ def build_app(
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(served)]}
+        return {"object": "list", "data": [about]}
 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
         if name != served.name:
-            raise UnknownModel(f"the model {name!r} is not served here, {served.name!r} is")
-        return _model(served)
+            raise UnknownModel(name, served.name)
+        return about
 
     @app.get("/health")
     async def health() -> JSONResponse:
         return JSONResponse({"status": "ok" if served.is_alive else "dead"}, 200 if served.is_alive else 503)
 
     if engine is not None:
-        registry = registry_of(engine, name)
+        registry = CollectorRegistry()
+        registry.register(EngineMetrics(engine, name))
 
         @app.get("/metrics")
         @app.get("/metrics/")
         def metrics() -> Response:
             return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    for error in (*TOLD, UnknownModel, HTTPException, Exception):
+    for error in (*TOLD, HTTPException, Exception):
         app.add_exception_handler(error, _answer_error)
     max_requests = MAX_REQUESTS if engine is None else engine.max_lanes + engine.max_waiting
     app.add_middleware(Guard, api_key=api_key, max_body=max_body, max_requests=max_requests)
     if allow_origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(allow_origins), allow_methods=["*"], allow_headers=["*"])
     return app
-
-
-def _model(served: Served) -> dict[str, Any]:
-    about = {"id": served.name, "object": "model", "created": 0, "owned_by": "hf_speculative"}
-    return about | {"max_model_len": served.max_length}
 
 
 def _tokenized(served: Served, raw: bytes) -> dict[str, Any]:
@@ -161,15 +159,13 @@ async def _stream(answer, replies: list[Reply], queue: asyncio.Queue) -> AsyncIt
 
 
 def _status(error: BaseException) -> int:
-    kinds = {UnknownModel: 404, QueueFull: 429, Closed: 503, **dict.fromkeys(TOLD, 400)}
+    kinds: dict[type, int] = {UnknownModel: 404, QueueFull: 429, Closed: 503, **dict.fromkeys(TOLD, 400)}
     return next((status for kind, status in kinds.items() if isinstance(error, kind)), 500)
 
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException):
         return error_of(error.status_code, str(error.detail))
-    if isinstance(error, UnknownModel):
-        return error_of(404, str(error), "model", "model_not_found")
     if (status := _status(error)) == 500:
         logger.error("a request failed", exc_info=error)
-    return error_of(status, words_of(error), getattr(error, "param", None))
+    return error_of(status, words_of(error), getattr(error, "param", None), getattr(error, "code", None))

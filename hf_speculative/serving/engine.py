@@ -27,22 +27,14 @@ from ..call.preparation import prepare
 from ..call.statistics import RowStatistics
 from ..interfaces import CachedModel, Drafter
 from ..loop import speculate
-from ..models import (
-    Inputs,
-    choose,
-    device_of,
-    fits_trees,
-    max_positions_of,
-    modes_of_a_call,
-    num_logits,
-)
+from ..models import Inputs, choose, device_of, fits_trees, max_positions_of, modes_of_a_call, num_logits
 from ..types import Batch, Round
 from ..verification import SampledVerification
 from . import media
 from .logprobs import logprobs_of
 from .parked import Parked
 from .requests import Request, prepare_request
-from .rows import PerRequestRoom, PerRequestSamplers, PerRequestStopping, PerRequestTrees, Rows, Running
+from .rows import PerRequestRoom, PerRequestSamplers, PerRequestStopping, Rows, Running
 
 #: where neither the model nor the server has a limit
 DEFAULT_MAX_LENGTH = 2**15
@@ -186,33 +178,29 @@ class Engine:
         request = self.call(prepare).result() if inputs else prepare()
         request.num_top = num_top
         with self._changed:
-            if self._is_closed:
-                raise Closed("the server is shutting down")
             free = max(0, self.max_lanes - len(self._running))  # requests for free lanes do not wait
-            if len(self._waiting) >= self.max_waiting + free:
-                raise QueueFull(f"{len(self._waiting)} requests wait already: try again later")
-            self._waiting.append(request)
-            self._changed.notify()
+            self._queue(request, self._waiting, self.max_waiting + free)
         return request
 
     def call(self, function: Callable[[], Any]) -> Future:
         """Run a function on the engine's thread between two rounds, while nothing else uses the model."""
         job: Future = Future()
         with self._changed:
-            if self._is_closed:
-                raise Closed("the server is shutting down")
-            if len(self._jobs) >= self.max_waiting:
-                raise QueueFull(f"{len(self._jobs)} requests wait already: try again later")
-            self._jobs.append((job, function))
-            self._changed.notify()
+            self._queue((job, function), self._jobs, self.max_waiting)
         return job
+
+    def _queue(self, item: Any, queue: deque, most: int) -> None:
+        if self._is_closed:
+            raise Closed("the server is shutting down")
+        if len(queue) >= most:
+            raise QueueFull(f"{len(queue)} requests wait already: try again later")
+        queue.append(item)
+        self._changed.notify()
 
     def _run_a_job(self) -> None:
         if not self._jobs:
             return
         job, function = self._jobs.popleft()
-        if not job.set_running_or_notify_cancel():
-            return
         try:
             job.set_result(function())
         except Exception as error:
@@ -287,8 +275,15 @@ class Engine:
         drafter.may_branch = drafter.branches and target.takes_trees and fits_trees(model)
         drafter.follow(target)
         drafter.begin(batch, sampler)
-        trees = PerRequestTrees(batch, drafter, running)
-        trees.begin_round()
+        may_branch, grows_levels = drafter.may_branch, batch.grows_levels
+
+        def choose_shape() -> None:
+            """Drafts are trees where all requests take them; those with a processor that has a memory may not."""
+            samplers = [running[row].sampler for row in batch.rows]
+            drafter.may_branch = may_branch and all(sampler.takes_trees for sampler in samplers)
+            batch.grows_levels = grows_levels and all(sampler.drafts_trees for sampler in samplers)
+
+        choose_shape()
         rounds = speculate(
             batch, target, drafter, SampledVerification(), schedule, sampler, PerRequestStopping(running)
         )
@@ -297,7 +292,7 @@ class Engine:
                 self._deliver(round, drafter)
                 self._run_a_job()
                 self._add_lanes(batch, target, drafter)
-                trees.begin_round()
+                choose_shape()
         finally:
             rounds.close()
             target.release()

@@ -1,8 +1,7 @@
 """Counts for Prometheus, under vLLM's names."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -21,11 +20,8 @@ class EngineMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         engine, counts = self.engine, self.engine.statistics
-        for name, text, value in (
-            ("num_requests_running", "Requests in the batch.", engine.num_running),
-            ("num_requests_waiting", "Requests that wait for a lane.", engine.num_waiting),
-        ):
-            yield self._labelled(GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"]), value)
+        yield self._gauge("num_requests_running", "Requests in the batch.", engine.num_running)
+        yield self._gauge("num_requests_waiting", "Requests that wait for a lane.", engine.num_waiting)
         for name, text, value in (
             ("prompt_tokens", "Tokens of prompts.", engine.num_prompt_tokens),
             ("prefix_cache_queries", "Tokens of prompts, looked for in the rows that run.", engine.num_prompt_tokens),
@@ -35,27 +31,21 @@ class EngineMetrics(Collector):
             ("spec_decode_num_draft_tokens", "Draft tokens proposed.", counts.num_draft_tokens),
             ("spec_decode_num_accepted_tokens", "Draft tokens accepted.", counts.num_accepted_draft_tokens),
         ):
-            yield self._labelled(CounterMetricFamily(f"vllm:{name}", text, labels=["model_name"]), value)
-        yield self._by(
-            "spec_decode_num_accepted_tokens_per_pos",
-            "Drafts whose token at this position was accepted.",
-            "position",
-            {str(i): sum(counts.acceptance_histogram[i + 1 :]) for i in range(len(counts.acceptance_histogram) - 1)},
-        )
-        yield self._by("request_success", "Requests that ended, by how.", "finished_reason", dict(engine.ended))
+            yield self._counter(name, text, [([], value)])
+        later = counts.acceptance_histogram[1:]
+        accepted = [([str(i)], sum(later[i:])) for i in range(len(later))]
+        text = "Drafts whose token at this position was accepted."
+        yield self._counter("spec_decode_num_accepted_tokens_per_pos", text, accepted, "position")
+        ended = [([how], num) for how, num in list(engine.ended.items())]
+        yield self._counter("request_success", "Requests that ended, by how.", ended, "finished_reason")
 
-    def _labelled(self, family, value: float):
+    def _gauge(self, name: str, text: str, value: int) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
         family.add_metric([self.name], value)
         return family
 
-    def _by(self, name: str, text: str, label: str, values: dict[str, int]) -> Metric:
-        family = CounterMetricFamily(f"vllm:{name}", text, labels=["model_name", label])
-        for key, value in values.items():
-            family.add_metric([self.name, key], value)
+    def _counter(self, name: str, text: str, values: Sequence[tuple[list[str], int]], *labels: str) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", text, labels=["model_name", *labels])
+        for keys, value in values:
+            family.add_metric([self.name, *keys], value)
         return family
-
-
-def registry_of(engine: Engine, name: str) -> CollectorRegistry:
-    registry = CollectorRegistry()
-    registry.register(EngineMetrics(engine, name))
-    return registry

@@ -1,25 +1,20 @@
 """Run requests that no engine takes: calls of `model.generate`, one at a time, on a thread of their own."""
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BatchFeature, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call.statistics import RowStatistics
 from ..models import device_of
 from .engine import QueueFull
 from .logprobs import Logprob
-from .prompts import Prompt
 from .protocol import BadRequest
 
 #: the most calls that wait
 MOST_WAITING = 1024
-
-
-class Cancelled(Exception):
-    """The client of the call is gone."""
 
 
 class Call:
@@ -36,7 +31,7 @@ class Call:
 
     def put(self, tokens: torch.Tensor) -> None:
         if self.is_cancelled:
-            raise Cancelled
+            raise CancelledError
         if self.has_prompt:
             self.receive(tokens.flatten().tolist())
         self.has_prompt = True  # a streamer gets the prompt first
@@ -53,18 +48,6 @@ class OneAtATime:
         self.pool = ThreadPoolExecutor(1, "hf-speculative-one-at-a-time")
         self.num_waiting = 0
 
-    @staticmethod
-    def check(num_top: int | None) -> None:
-        if num_top is not None:
-            raise BadRequest(
-                "`logprobs`: a request that runs alone, as with images, has none: leave it out.", "logprobs"
-            )
-
-    @staticmethod
-    def nothing() -> Call:
-        """A call without tokens."""
-        return Call(lambda tokens: None)
-
     def call(self, function: Callable[[], Any]) -> Future:
         """Run a function in turn.
 
@@ -80,19 +63,28 @@ class OneAtATime:
 
     def submit(
         self,
-        prompt: Prompt,
+        prompt: list[int],
         receive: Callable[[list[int]], None],
         finish: Callable[[BaseException | None], None],
         seed: int | None,
+        num_top: int | None,
+        media: Mapping[str, Any],
         **settings,
     ) -> Call:
-        """As `Engine.submit`, for prompts of any kind; the seed is set for the call."""
-        call, device = Call(receive), device_of(self.model)
-        ids = torch.tensor([prompt.ids], device=device)
-        inputs = prompt.inputs or {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        inputs = {name: value.to(device) if hasattr(value, "to") else value for name, value in inputs.items()}
+        """As `Engine.submit`, for inputs of any kind; the seed is set for the call.
+
+        Raises:
+            BadRequest: log-probabilities are asked for.
+            QueueFull: too many requests wait.
+        """
+        if num_top is not None:
+            raise BadRequest(
+                "`logprobs`: a request that runs alone, as with images, has none: leave it out.", "logprobs"
+            )
+        call, ids = Call(receive), torch.tensor([prompt])
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **media}
         if hasattr(self.model, "has_talker"):
-            inputs["generation_mode"] = "text"
+            settings["generation_mode"] = "text"
 
         def run() -> None:
             error: BaseException | None = None
@@ -100,8 +92,9 @@ class OneAtATime:
                 if not call.is_cancelled:
                     if seed is not None:
                         torch.manual_seed(seed)
-                    self.model.generate(**inputs, **settings, streamer=call, tokenizer=self.tokenizer)
-            except Cancelled:
+                    given = BatchFeature(inputs).to(device_of(self.model))
+                    self.model.generate(**given, **settings, streamer=call, tokenizer=self.tokenizer)
+            except CancelledError:
                 pass
             except Exception as caught:
                 error = caught

@@ -24,16 +24,10 @@ OWN = {"messages", "conversations", "generation_indices"}.union(
 
 
 class Prompt(NamedTuple):
-    """Ids of a prompt; `inputs` has all inputs of `generate` where it is more than text."""
+    """Ids of a prompt, and further inputs of the model where it is more than text: images, recordings."""
 
     ids: list[int]
-    inputs: dict[str, Any] | None = None
-
-    @property
-    def media(self) -> dict[str, Any]:
-        """Its inputs beside ids and their mask."""
-        given = self.inputs or {}
-        return {name: value for name, value in given.items() if name not in ("input_ids", "attention_mask")}
+    media: dict[str, Any] = {}  # noqa: RUF012  # never written to
 
 
 def variables_of(found: dict[str, Any] | None, processor) -> dict[str, Any]:
@@ -72,7 +66,9 @@ def of_messages(messages: list[Message], processor, tools: list[dict] | None, **
         why = str(error) if isinstance(error, (TemplateError, ValueError)) else type(error).__name__
         raise BadRequest(f"the chat template cannot be filled in: {why}", "messages") from error
     ids = inputs["input_ids"][0].tolist()
-    return Prompt(ids, None if set(inputs) <= OF_TEXTS else dict(inputs))
+    if set(inputs) <= OF_TEXTS:
+        return Prompt(ids)
+    return Prompt(ids, {name: inputs[name] for name in inputs if name not in ("input_ids", "attention_mask")})
 
 
 def _turn(message: Message, reads_text_alone: bool) -> dict[str, Any]:

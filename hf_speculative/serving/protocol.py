@@ -25,6 +25,15 @@ class BadRequest(ValueError):
         self.param = param
 
 
+class UnknownModel(BadRequest):
+    """Another model than the one served."""
+
+    code = "model_not_found"
+
+    def __init__(self, model: str, served: str):
+        super().__init__(f"the model {model!r} is not served here, {served!r} is", "model")
+
+
 def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -67,7 +76,7 @@ class Sampling(Checked):
     max_tokens: int | None = Field(None, ge=0)
     temperature: Annotated[float, Field(ge=0), AfterValidator(_divides)] | None = None
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
+    top_k: Annotated[int, Field(ge=-1), AfterValidator(lambda k: max(k, 0))] | None = None  # -1: vLLM's word for all
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=100)
     frequency_penalty: Penalty | None = None

@@ -13,6 +13,7 @@ from ..call.statistics import RowStatistics
 from ..types import NoDistribution
 from .engine import Closed, QueueFull
 from .logprobs import Logprob
+from .protocol import Sampling
 from .stops import HeldBack, without_stop
 from .tools import PlainText
 
@@ -74,10 +75,9 @@ class Reply:
         tokenizer: of the model.
         tell: takes events, from any thread.
         parser: finds thoughts and calls in the text.
-        stops: texts that end it.
+        body: the request.
         ends: tokens that end it, which are not part of its text.
         max_new_tokens: the most tokens.
-        streams: send parts as they come.
     """
 
     run: Run
@@ -91,22 +91,20 @@ class Reply:
         tokenizer: PreTrainedTokenizerBase,
         tell: Callable[[Event], None],
         parser: PlainText,
-        stops: list[str],
+        body: Sampling,
         ends: set[int],
         max_new_tokens: int,
-        streams: bool,
-        skips_specials: bool,
     ):
         self.index, self.prompt, self.tokenizer, self.tell, self.parser = index, prompt, tokenizer, tell, parser
-        self.stops, self.ends, self.max_new_tokens, self.streams = stops, ends, max_new_tokens, streams
-        self.skips_specials = skips_specials and not parser.keeps_specials
+        self.stops, self.ends, self.max_new_tokens, self.streams = body.stop or [], ends, max_new_tokens, body.stream
+        self.skips_specials = body.skip_special_tokens is not False and not parser.keeps_specials
         self.lock = threading.Lock()
         self.tokens: list[int] = []
         self.prompt_logprobs: list[Logprob] | None = None
         self.num_told = 0
         self.told: list[str] = []
         self.has_called = False
-        self.held_back = HeldBack(stops) if stops else None
+        self.held_back = HeldBack(self.stops)
         self.decoder = DecodeStream([], skip_special_tokens=self.skips_specials)
 
     def start(self, submit: Callable[[], Run]) -> Run:
@@ -123,7 +121,7 @@ class Reply:
         with self.lock:
             step, backend = self.decoder.step, self.tokenizer.backend_tokenizer
             text = "".join(step(backend, token) or "" for token in tokens if token not in self.ends)
-            self.told.append(text if self.held_back is None else self.held_back.add(text))
+            self.told.append(self.held_back.add(text))
             parts = self._parts(self.told[-1])
             new = self._new_logprobs()
         if parts or new:
@@ -156,7 +154,7 @@ class Reply:
         told = "".join(self.told)
         if text.startswith(told):  # the rest: text that was held back, and half a character
             return text[len(told) :]
-        return self.held_back.rest() if self.held_back else ""
+        return self.held_back.rest()
 
     def _new_logprobs(self) -> Sequence[Logprob]:
         new = self.run.logprobs[self.num_told :]

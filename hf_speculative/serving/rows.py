@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch import Tensor
 
-from ..interfaces import Drafter, Sampler, Schedule, Stopping
+from ..interfaces import Sampler, Schedule, Stopping
 from ..sampling.samplers import ProcessedSampler
 from ..schedules.wrapped import WrappedSchedule
 from ..types import Batch, Tree, shared_prefixes
@@ -224,20 +224,3 @@ class PerRequestRoom(WrappedSchedule):
         lengths = zip(batch.rows, batch.host_lengths, batch.host_padding, strict=True)
         rooms = [max(0, self.running[row].max_length - (length - pad) - 1) for row, length, pad in lengths]
         return [min(num, room) for num, room in zip(self.schedule.plan(batch), rooms, strict=True)]
-
-
-class PerRequestTrees:
-    """Drafts are trees in rounds in which all requests take them; those with a processor that has a memory may not.
-
-    Args:
-        batch, drafter: as they begin, with what they could do for any request.
-    """
-
-    def __init__(self, batch: Batch, drafter: Drafter, running: Running):
-        self.batch, self.drafter, self.running = batch, drafter, running
-        self.may_branch, self.grows_levels = drafter.may_branch, batch.grows_levels
-
-    def begin_round(self) -> None:
-        samplers = [self.running[row].sampler for row in self.batch.rows]
-        self.drafter.may_branch = self.may_branch and all(sampler.takes_trees for sampler in samplers)
-        self.batch.grows_levels = self.grows_levels and all(sampler.drafts_trees for sampler in samplers)

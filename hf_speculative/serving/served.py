@@ -1,7 +1,7 @@
 """The model that is served: from the body of a request to answers that are on their way."""
 
 from collections.abc import Callable
-from itertools import count
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -11,10 +11,10 @@ from ..models import num_logits
 from . import tools
 from .engine import DEFAULT_MAX_LENGTH, Engine
 from .logprobs import logprobs_of_prompt
-from .one_at_a_time import OneAtATime
+from .one_at_a_time import Call, OneAtATime
 from .penalties import Penalties
 from .prompts import Prompt, of_messages, variables_of
-from .protocol import BadRequest, Chat, Completion, Sampling, Tokenize, WithTools, texts_of
+from .protocol import BadRequest, Chat, Completion, Sampling, Tokenize, UnknownModel, WithTools, texts_of
 from .replies import Client, Event, Reply
 from .responses import Responses
 from .stops import StopTexts
@@ -25,10 +25,6 @@ DEFAULT_NEW_TOKENS = 1024
 CHARACTERS_PER_TOKEN = 32
 #: tokens of a tag that begins a thought, with spaces after it
 LONGEST_TAG = 16
-
-
-class UnknownModel(LookupError):
-    """Another model than the one served."""
 
 
 class Served:
@@ -50,7 +46,6 @@ class Served:
         self.max_length = DEFAULT_MAX_LENGTH if engine is None else engine.max_length
         eos = setting_of(model, {}, "eos_token_id")
         self.eos: list[int] = [] if eos is None else eos if isinstance(eos, list) else [eos]
-        self.pad = setting_of(model, {}, "pad_token_id")
 
     def check(self, body: Sampling | Tokenize) -> None:
         """What costs nothing to say.
@@ -59,7 +54,7 @@ class Served:
             UnknownModel, BadRequest: it is for another model, or cannot fit.
         """
         if body.model and body.model != self.name:
-            raise UnknownModel(f"the model {body.model!r} is not served here, {self.name!r} is")
+            raise UnknownModel(body.model, self.name)
         num_characters, most = sum(map(len, texts_of(body.texts()))), CHARACTERS_PER_TOKEN * self.max_length
         if num_characters > most:
             raise BadRequest(
@@ -107,28 +102,27 @@ class Served:
             ValueError, TypeError: what the model or `generate` refuses.
         """
         self.check(body)
-        prompts, num = self.prompts(body), body.n or 1
-        grammar, is_call = self._grammar(body)
-        replies, indices = [], count()
+        prompts, grammar = self.prompts(body), self._grammar(body)
+        replies: list[Reply] = []
         try:
             for prompt in prompts:
                 scored = None
                 if getattr(body, "echo", False) and body.num_top is not None:
                     scored = self._prompt_logprobs(prompt.ids, body.num_top)
-                for i in range(num):
-                    reply = self._reply(next(indices), prompt, body, grammar, is_call, tell)
+                for nth in range(body.n or 1):
+                    reply = self._reply(len(replies), prompt, body, grammar, tell)
                     reply.prompt_logprobs = scored
                     replies.append(reply)
-                    self._submit(reply, prompt, body, grammar, i, client)
+                    self._submit(reply, prompt, body, grammar, nth, client)
         except BaseException:
             client.leave()
             raise
         return replies
 
-    def _grammar(self, body: Sampling) -> tuple[Any, bool]:
-        """What answers keep to, and whether that is a call."""
+    def _grammar(self, body: Sampling) -> Any:
+        """What answers keep to; `None`: nothing."""
         if not isinstance(body, (Chat, Responses)):
-            return None, False
+            return None
         form = body.response_format.grammar() if body.response_format else None
         of_tools = tools.grammar_of(body, tools.OPEN in self._template)
         if form is not None and of_tools is not None:
@@ -136,16 +130,18 @@ class Served:
         grammar = form if of_tools is None else of_tools
         if grammar is not None and body.ignore_eos:
             raise BadRequest("`ignore_eos`: an answer in a form ends with it: leave it out.", "ignore_eos")
-        return grammar, tools.must_call(body)
+        return grammar
 
     @property
     def _template(self) -> str:
         return str(getattr(self.processor, "chat_template", None) or "")
 
-    def _parser(self, body: Sampling, prompt: Prompt, grammar: Any, is_call: bool) -> tools.PlainText:
-        if is_call:
+    def _parser(self, body: Sampling, prompt: Prompt, grammar: Any) -> tools.PlainText:
+        if not isinstance(body, WithTools):
+            return tools.PlainText()
+        if tools.must_call(body):
             return tools.OneCall()
-        if not isinstance(body, WithTools) or isinstance(grammar, dict):
+        if isinstance(grammar, dict):
             return tools.PlainText()
         template = getattr(self.tokenizer, "response_template", None)
         if template is None and (tools.OPEN in self._template or "</think>" in self._template):
@@ -156,52 +152,34 @@ class Served:
         ids = prompt.ids[-LONGEST_TAG:] if template is tools.HERMES else prompt.ids
         return tools.Parsed(template, tools.begun(template, self.tokenizer.decode(ids)), self._tools(body))
 
-    def _reply(self, index: int, prompt: Prompt, body: Sampling, grammar, is_call: bool, tell) -> Reply:
+    def _reply(self, index: int, prompt: Prompt, body: Sampling, grammar: Any, tell: Callable[[Event], None]) -> Reply:
         room = max(1, self.max_length - len(prompt.ids))
         most = body.max_tokens or min(DEFAULT_NEW_TOKENS, room, self.max_tokens or room)
         ends = {*(body.stop_token_ids or []), *([] if body.ignore_eos else self.eos)}
-        return Reply(
-            index,
-            prompt.ids,
-            self.tokenizer,
-            tell,
-            self._parser(body, prompt, grammar, is_call),
-            body.stop or [],
-            ends,
-            most,
-            bool(body.stream),
-            body.skip_special_tokens is not False,
-        )
+        return Reply(index, prompt.ids, self.tokenizer, tell, self._parser(body, prompt, grammar), body, ends, most)
 
-    def _submit(self, reply: Reply, prompt: Prompt, body: Sampling, grammar, nth: int, client: Client) -> None:
+    def _submit(self, reply: Reply, prompt: Prompt, body: Sampling, grammar: Any, nth: int, client: Client) -> None:
         if body.max_tokens == 0:  # nothing but the prompt
-            reply.max_new_tokens, reply.run = 0, self.alone.nothing()
+            reply.max_new_tokens, reply.run = 0, Call(reply.receive)
             return reply.finish(None)
-        seed = None if body.seed is None else body.seed + nth
-        settings = self._settings(body, prompt, reply) | ({} if grammar is None else {"grammar": grammar})
         engine, media = self.engine, prompt.media
-        if engine is None or (media and not engine.takes_media):
-            self.alone.check(body.num_top)
-            run = reply.start(lambda: self.alone.submit(prompt, reply.receive, reply.finish, seed, **settings))
-        else:
-            run = reply.start(
-                lambda: engine.submit(prompt.ids, reply.receive, reply.finish, seed, body.num_top, media, **settings)
-            )
-        client.add(run)
+        runner = self.alone if engine is None or (media and not engine.takes_media) else engine
+        seed = None if body.seed is None else body.seed + nth
+        settings = self._settings(body, prompt, reply, grammar)
+        submit = partial(runner.submit, prompt.ids, reply.receive, reply.finish, seed, body.num_top, media, **settings)
+        client.add(reply.start(submit))
         return None
 
-    def _settings(self, body: Sampling, prompt: Prompt, reply: Reply) -> dict[str, Any]:
+    def _settings(self, body: Sampling, prompt: Prompt, reply: Reply, grammar: Any) -> dict[str, Any]:
         """Keywords of `generate`."""
-        settings: dict[str, Any] = {"max_new_tokens": reply.max_new_tokens}
-        for name in ("top_p", "top_k", "min_p", "repetition_penalty"):
-            if (value := getattr(body, name)) is not None:
-                settings[name] = value
-        if settings.get("top_k") == -1:  # vLLM's word for all
-            settings["top_k"] = 0
+        settings = body.model_dump(include={"top_p", "top_k", "min_p", "repetition_penalty"}, exclude_none=True)
+        settings["max_new_tokens"] = reply.max_new_tokens
+        if grammar is not None:
+            settings["grammar"] = grammar
         if body.temperature is not None:  # as the API has it: a temperature above 0 samples
-            settings |= (
-                {"do_sample": True, "temperature": body.temperature} if body.temperature else {"do_sample": False}
-            )
+            settings["do_sample"] = body.temperature > 0
+        if body.temperature:
+            settings["temperature"] = body.temperature
         if body.min_tokens:
             settings["min_new_tokens"] = min(body.min_tokens, reply.max_new_tokens)
         if body.ignore_eos or body.stop_token_ids:

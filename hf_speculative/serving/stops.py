@@ -51,14 +51,13 @@ class HeldBack:
         whole = self.held + piece
         shown = without_stop(whole, self.texts)
         self.is_over = len(shown) < len(whole)
-        num_held = 0 if self.is_over else max(_overlap(whole, stop) for stop in self.texts)
+        num_held = 0 if self.is_over else max((_overlap(whole, stop) for stop in self.texts), default=0)
         self.held = whole[len(whole) - num_held :]
         return shown[: len(whole) - num_held]
 
     def rest(self) -> str:
         """The text that is held back at the end of the answer."""
-        held, self.held = self.held, ""
-        return "" if self.is_over else held
+        return "" if self.is_over else self.held
 
 
 def _overlap(text: str, stop: str) -> int:
