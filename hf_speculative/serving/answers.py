@@ -34,29 +34,31 @@ def usage_of(replies: Sequence[Reply], prompt: str = "prompt", answer: str = "co
     """The `usage` of an answer; draft tokens are counted as OpenAI's predicted tokens."""
     prompts = {id(reply.prompt): reply for reply in replies}.values()  # `n` answers to one prompt
     num_prompt, num_new = sum(len(one.prompt) for one in prompts), sum(len(one.tokens) for one in replies)
-    counts = [reply.run.statistics for reply in replies]
-    num_accepted = sum(one.num_accepted_draft_tokens for one in counts)
+    num_cached, counts = sum(one.run.num_cached for one in prompts), counts_of(replies)
     return {
         f"{prompt}_tokens": num_prompt,
         f"{answer}_tokens": num_new,
         "total_tokens": num_prompt + num_new,
-        f"{prompt}_tokens_details": {
-            "cached_tokens": sum(one.run.num_cached for one in prompts),
-            "cache_write_tokens": 0,
-        },
+        f"{prompt}_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": 0},
         f"{answer}_tokens_details": {
             "reasoning_tokens": 0,
-            "accepted_prediction_tokens": num_accepted,
-            "rejected_prediction_tokens": sum(one.num_draft_tokens for one in counts) - num_accepted,
+            "accepted_prediction_tokens": counts.num_accepted_draft_tokens,
+            "rejected_prediction_tokens": counts.num_draft_tokens - counts.num_accepted_draft_tokens,
         },
     }
 
 
-def metrics_of(replies: Sequence[Reply]) -> dict[str, Any]:
-    """Statistics of drafts, where an engine counted them."""
+def counts_of(replies: Sequence[Reply]) -> RowStatistics:
+    """Counts of drafts of all replies."""
     counts = RowStatistics()
     for reply in replies:
         counts += reply.run.statistics
+    return counts
+
+
+def metrics_of(replies: Sequence[Reply]) -> dict[str, Any]:
+    """Statistics of drafts, where an engine counted them."""
+    counts = counts_of(replies)
     if not counts.num_new_tokens:
         return {}
     values = counts.to_dict()
@@ -100,12 +102,8 @@ class Answer:
             message["tool_calls"] = calls
         elif message["content"] is None:
             message["content"] = ""
-        return {
-            "index": reply.index,
-            "message": message,
-            "logprobs": self._logprobs(logprobs),
-            "finish_reason": reply.finish_reason,
-        }
+        choice = {"index": reply.index, "message": message, "finish_reason": reply.finish_reason}
+        return choice | {"logprobs": self._logprobs(logprobs)}
 
     def _logprobs(self, logprobs: Sequence[Logprob]) -> dict[str, Any] | None:
         if self.body.num_top is None:
@@ -115,20 +113,16 @@ class Answer:
             text = self.token_text(token)
             return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
-        return {
-            "content": [
-                told(one.token, one.logprob) | {"top_logprobs": [told(*other) for other in one.top]} for one in logprobs
-            ],
-            "refusal": None,
-        }
+        tokens = [
+            told(one.token, one.logprob) | {"top_logprobs": [told(*pair) for pair in one.top]} for one in logprobs
+        ]
+        return {"content": tokens, "refusal": None}
 
     # ---- as a stream
 
     def begin(self, replies: Sequence[Reply]) -> str:
-        return "".join(
-            self._chunk([{"index": reply.index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
-            for reply in replies
-        )
+        first = {"delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+        return "".join(self._chunk([{"index": reply.index, **first}]) for reply in replies)
 
     def chunks(self, event: Event, replies: Sequence[Reply], is_last: bool) -> Iterator[str]:
         """The chunks of an event; `is_last`: it ends the last reply."""
@@ -192,34 +186,27 @@ class TextAnswer(Answer):
 
     def _choice(self, reply: Reply, parts: list[Part], logprobs: list[Logprob]) -> dict[str, Any]:
         text, before = self._echoed(reply)
-        return self._text(
-            reply,
-            text + _joined(parts, "content"),
-            self._text_logprobs(reply, [*before, *logprobs]),
-            reply.finish_reason,
-        )
+        return self._text(reply, text + _joined(parts, "content"), [*before, *logprobs], reply.finish_reason)
 
     def begin(self, replies: Sequence[Reply]) -> str:
         echoed = [(reply, *self._echoed(reply)) for reply in replies]
-        return "".join(
-            self._chunk([self._text(reply, text, self._text_logprobs(reply, before))])
-            for reply, text, before in echoed
-            if text
-        )
+        return "".join(self._chunk([self._text(reply, text, before)]) for reply, text, before in echoed if text)
 
     def _deltas(self, reply: Reply, parts: Sequence[Part], logprobs: Sequence[Logprob]) -> Iterator[dict[str, Any]]:
         if parts or logprobs:
-            yield self._text(reply, _joined(parts, "content"), self._text_logprobs(reply, logprobs))
+            yield self._text(reply, _joined(parts, "content"), logprobs)
 
     def _end(self, reply: Reply) -> dict[str, Any]:
         return self._text(reply, "", None, reply.finish_reason)
 
-    @staticmethod
-    def _text(reply: Reply, text: str, logprobs: Any, finish_reason: str | None = None) -> dict[str, Any]:
-        return {"index": reply.index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+    def _text(
+        self, reply: Reply, text: str, logprobs: Sequence[Logprob] | None, finish_reason: str | None = None
+    ) -> dict[str, Any]:
+        told = self._text_logprobs(reply, logprobs)
+        return {"index": reply.index, "text": text, "logprobs": told, "finish_reason": finish_reason}
 
-    def _text_logprobs(self, reply: Reply, logprobs: Sequence[Logprob]) -> dict[str, Any] | None:
-        if self.body.num_top is None:
+    def _text_logprobs(self, reply: Reply, logprobs: Sequence[Logprob] | None) -> dict[str, Any] | None:
+        if self.body.num_top is None or logprobs is None:
             return None
         texts, offsets = [self.token_text(one.token) for one in logprobs], []
         for text in texts:

@@ -10,9 +10,7 @@ from rich.console import Console
 from ..command.arguments import (
     Machine,
     check_models,
-    load_draft_named,
-    load_embedded,
-    load_named,
+    load_pair,
     loadable,
     naming,
     option,
@@ -75,8 +73,7 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
 
     Ask it:  curl localhost:8000/v1/completions -H 'content-type: application/json' -d '{"prompt": "def main():"}'
     """
-    model, draft_model, machine = settings.model, settings.draft_model, settings.machine
-    host, port = settings.host, settings.port
+    model, host, port = settings.model, settings.host, settings.port
     console = Console(stderr=True)
     with ends_at_once(), console.status("loading"):
         quiet_transformers()
@@ -95,40 +92,37 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
         except ImportError as error:
             raise ValueError(f"a server needs {error.name}: pip install 'hf_speculative[serving]'.") from error
 
-        drafts = drafting
-        if model is None:
-            target, draft, processor = load_embedded(machine, head=True)
-            drafts = {"draft_model": draft} | drafts
-        else:
-            target = load_named("MODEL", model, machine)
+        target, draft, processor, _ = load_pair(
+            model, settings.draft_model, settings.machine, ("MODEL", "--draft-model"), False, head=True
+        )
+        if model is not None:
             with naming("MODEL", model):
                 processor = AutoProcessor.from_pretrained(loadable(model), trust_remote_code=False)
-        if draft_model:
-            drafts["draft_model"] = load_draft_named("--draft-model", draft_model, machine)
+        drafts = drafting if draft is None else {"draft_model": draft} | drafting
         name = settings.name or (model.rstrip("/").split("/")[-1] if model else "embedded")
-        tokenizer = getattr(processor, "tokenizer", processor)
-        is_ragged = choose(target).name == "ragged"
-        if not is_ragged:
+        engine = None
+        if choose(target).name == "ragged":
+            engine = Engine(
+                target,
+                max_lanes=settings.max_lanes,
+                max_waiting=settings.max_waiting,
+                max_length=settings.max_length,
+                tokenizer=getattr(processor, "tokenizer", processor),
+                **as_keywords({"draft_model": "auto"} | drafts),
+            )
+        else:
             attach(target, drafts.pop("draft_model", None), config=SpeculativeConfig(**drafts))
-        engine = is_ragged and Engine(
-            target,
-            max_lanes=settings.max_lanes,
-            max_waiting=settings.max_waiting,
-            max_length=settings.max_length,
-            tokenizer=tokenizer,
-            **as_keywords({"draft_model": "auto"} | drafts),
-        )
         app = build_app(
             target,
             processor,
             name,
-            engine or None,
+            engine,
             max_body=settings.max_body,
             api_key=settings.api_key or os.environ.get("HF_SPECULATIVE_API_KEY"),
             allow_origins=[origin.strip() for origin in settings.allow_origin.split(",") if origin.strip()],
             max_tokens=settings.max_tokens,
         )
-    if not is_ragged:
+    if engine is None:
         console.print(f"{type(target).__name__} {choose(target).reason}: requests are served one at a time.")
     warn_of_host(console, host)
     logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
@@ -136,5 +130,3 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
     uvicorn.run(
         app, host=host, port=port, log_level="warning", http=PatientProtocol, timeout_graceful_shutdown=GRACE_SECONDS
     )
-    if engine:
-        engine.close()

@@ -22,6 +22,7 @@ from ..call.attached import attached_to
 from ..call.configuration import Options
 from ..call.generation_settings import setting_of
 from ..call.learned import Learned
+from ..call.option_types import WholeNumber
 from ..call.parts import make_schedule, target_and_drafter
 from ..call.preparation import prepare
 from ..call.statistics import RowStatistics
@@ -81,8 +82,7 @@ class Engine:
         **kwargs,
     ):
         for name, value in (("max_lanes", max_lanes), ("max_waiting", max_waiting), ("max_length", max_length or 2)):
-            if value < 1:
-                raise ValueError(f"`{name}={value}` runs no request: give 1 or more.")
+            WholeNumber("runs no request: give 1 or more.").checked(name, value)
         self.model: PreTrainedModel = checks.unwrap(model, "model")
         self.max_lanes, self.max_waiting = max_lanes, max_waiting
         self.options = self._options(kwargs, tokenizer)
@@ -170,10 +170,8 @@ class Engine:
             QueueFull, Closed: too many requests wait, or the engine is closed.
         """
         settings = {"pad_token_id": self.pad} | settings if "generation_config" not in settings else settings
-        limit = self.max_length
-        prepare = partial(
-            prepare_request, self.model, self.options, prompt, settings, seed, receive, finish, limit, inputs
-        )
+        shared = (self.model, self.options, self.max_length)
+        prepare = partial(prepare_request, *shared, prompt, settings, seed, receive, finish, inputs)
         # Models store positions after images on themselves: no other request may run meanwhile.
         request = self.call(prepare).result() if inputs else prepare()
         request.num_top = num_top
@@ -266,8 +264,9 @@ class Engine:
         batch.shares_prefixes = target.shares_prefixes
         if request.inputs.has_media:
             media.read_prompt(model, target, batch, request)
-        else:
-            self._unpark(batch, target)
+        elif self._parked is not None:
+            self._parked.give(batch, running, target, model)
+            self._parked = None
         sampler = PerRequestSamplers(running, num_logits(model))
         learned = Learned(self.options, model, inputs, [])
         schedule = PerRequestRoom(learned.timed(make_schedule(self.options)), running)
@@ -311,11 +310,6 @@ class Engine:
 
     def _park(self, batch: Rows, target: CachedModel) -> None:
         self._parked = Parked(batch, target, self.model)
-
-    def _unpark(self, batch: Batch, target: CachedModel) -> None:
-        if self._parked is not None:
-            self._parked.give(batch, self._running, target, self.model)
-            self._parked = None
 
     def _deliver(self, round: Round, drafter: Drafter) -> None:
         rows = zip(

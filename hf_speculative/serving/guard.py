@@ -96,11 +96,8 @@ class Guard:
                 return body
 
     async def _answered(self, scope, body: bytes, receive, send) -> None:
-        messages, client, is_gone = (
-            [{"type": "http.request", "body": body, "more_body": False}],
-            Client(),
-            asyncio.Event(),
-        )
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+        client, is_gone = Client(), asyncio.Event()
         scope["client_of_answers"] = client
 
         async def watch() -> None:

@@ -13,6 +13,9 @@ from .protocol import BadRequest, Message
 
 #: types of text parts of a message
 TEXT_PARTS = ("text", "input_text", "output_text")
+#: others, and what they are to a processor
+MEDIA_PARTS = {"image_url": "image", "input_image": "image", "video_url": "video"}
+MEDIA_PARTS |= {"audio_url": "audio", "input_audio": "audio"}
 #: addresses of images and sounds; files of this machine are refused
 SOURCES = ("data:", "http://", "https://")
 #: inputs that an engine takes; others go to `model.generate`
@@ -72,12 +75,9 @@ def of_messages(messages: list[Message], processor, tools: list[dict] | None, **
 
 
 def _turn(message: Message, reads_text_alone: bool) -> dict[str, Any]:
-    turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
-    turn |= {
-        name: value
-        for name in ("name", "tool_call_id", "reasoning_content")
-        if (value := getattr(message, name)) is not None
-    }
+    turn = message.model_dump(include={"role", "name", "tool_call_id", "reasoning_content"}, exclude_none=True)
+    if message.role == "developer":
+        turn["role"] = "system"
     if message.tool_calls:
         turn["tool_calls"] = [_call(call) for call in message.tool_calls]
     content = message.content or ""
@@ -117,15 +117,8 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
         raise BadRequest(f"a message holds a part of type {kind!r} that cannot be read.", "messages")
     if kind in TEXT_PARTS:
         return {"type": "text", "text": value}
-    names = {
-        "image_url": "image",
-        "input_image": "image",
-        "input_audio": "audio",
-        "audio_url": "audio",
-        "video_url": "video",
-    }
-    if kind not in names:
+    if kind not in MEDIA_PARTS:
         raise BadRequest(f"a message holds a part of type {kind!r}, which no model here reads.", "messages")
     if not value.startswith(SOURCES):
         raise BadRequest(f"a part of type {kind!r} is given as a `data:` or `http(s)://` address.", "messages")
-    return {"type": names[kind], "url": value}
+    return {"type": MEDIA_PARTS[kind], "url": value}

@@ -96,10 +96,6 @@ class Sampling(Checked):
         """The number of likeliest tokens to report at each position; `None`: no logprobs."""
         return None
 
-    def texts(self) -> Any:
-        """The texts that make up the prompt."""
-        raise NotImplementedError
-
 
 class Completion(Sampling):
     """`/v1/completions`"""
@@ -122,9 +118,6 @@ class Completion(Sampling):
     @property
     def num_top(self) -> int | None:
         return self.logprobs
-
-    def texts(self) -> Any:
-        return self.prompt
 
 
 class Function(Checked):
@@ -227,9 +220,6 @@ class Chat(WithTools):
     def num_top(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def texts(self) -> Any:
-        return [message.model_dump(exclude_none=True) for message in self.messages]
-
 
 class Tokenize(Checked):
     """`/tokenize`"""
@@ -249,9 +239,6 @@ class Tokenize(Checked):
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give `prompt` or `messages`")
         return self
-
-    def texts(self) -> Any:
-        return [self.prompt, [message.model_dump(exclude_none=True) for message in self.messages or []]]
 
 
 Body = TypeVar("Body", bound=Checked)

@@ -101,22 +101,22 @@ class Request:
 def prepare_request(
     model: PreTrainedModel,
     options: Options,
+    max_length: int,
     prompt: Sequence[int],
     settings: dict[str, Any],
     seed: int | None,
     receive: Callable[[list[int]], None],
     finish: Callable[[BaseException | None], None],
-    max_length: int,
     media: Mapping[str, Any] | None = None,
 ) -> Request:
     """Make a request, checked like a call of `generate`; nothing runs yet.
 
     Args:
         options: the server's own, with its source of drafts.
+        max_length: the most tokens of prompt and answer together.
         prompt: its ids.
         settings: keywords of `generate`: `generation_config`, `max_new_tokens`, ...
         seed: of a sampled answer; `None`: a random one.
-        max_length: the most tokens of prompt and answer together.
         media: further inputs of the model: images, recordings.
 
     Raises:

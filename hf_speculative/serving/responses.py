@@ -13,23 +13,21 @@ from .protocol import Checked, Message, NamedTool, ResponseFormat, Text, Tool, W
 from .replies import Event, Part, Reply
 
 
-def _nested(value: Any) -> Any:
-    """Convert tools and tool choices to the form of chat completions."""
-    if isinstance(value, list):
-        return [_nested(one) for one in value]
-    if isinstance(value, dict) and "name" in value and "type" in value:
-        return {"type": value["type"], "function": {name: one for name, one in value.items() if name != "type"}}
-    return value
+def nested_under(name: str, key: str) -> BeforeValidator:
+    """Convert objects with `key` to the form of chat completions: all but their type in an object of its own, `name`."""
 
+    def convert(value: Any) -> Any:
+        if isinstance(value, list):
+            return [convert(one) for one in value]
+        if isinstance(value, dict) and "type" in value and key in value:
+            return {"type": value["type"], name: {field: one for field, one in value.items() if field != "type"}}
+        return value
 
-def _format(value: Any) -> Any:
-    if isinstance(value, dict) and value.get("type") == "json_schema" and "json_schema" not in value:
-        return {"type": "json_schema", "json_schema": {name: one for name, one in value.items() if name != "type"}}
-    return value
+    return BeforeValidator(convert)
 
 
 class TextSettings(Checked):
-    format: Annotated[ResponseFormat, BeforeValidator(_format)] | None = None
+    format: Annotated[ResponseFormat, nested_under("json_schema", "schema")] | None = None
     verbosity: Literal["medium"] | None = None
 
 
@@ -46,8 +44,8 @@ class Responses(WithTools):
     max_output_tokens: int | None = Field(None, ge=1)
     text: TextSettings | None = None
     reasoning: Reasoning | None = None
-    tools: Annotated[list[Tool], BeforeValidator(_nested)] | None = None
-    tool_choice: Annotated[Any, BeforeValidator(_nested)] = None
+    tools: Annotated[list[Tool], nested_under("function", "name")] | None = None
+    tool_choice: Annotated[Any, nested_under("function", "name")] = None
     truncation: Literal["disabled"] | None = None
     include: Annotated[list[str], Field(max_length=0)] | None = None
     background: Literal[False] | None = None
@@ -74,9 +72,6 @@ class Responses(WithTools):
     @property
     def reasoning_effort(self) -> str | None:
         return self.reasoning.effort if self.reasoning else None
-
-    def texts(self) -> Any:
-        return [self.input, self.instructions]
 
 
 def _messages(found: str | list[dict[str, Any]], instructions: str | None) -> Iterator[dict[str, Any]]:
@@ -117,6 +112,11 @@ def _messages(found: str | list[dict[str, Any]], instructions: str | None) -> It
 
 #: types of items beside messages
 ITEMS = ("reasoning", "function_call", "function_call_output")
+#: of items with text: fields beside those that all have, and their one part
+WITH_TEXT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "message": ({"role": "assistant"}, {"type": "output_text", "text": "", "annotations": [], "logprobs": []}),
+    "reasoning": ({"summary": []}, {"type": "reasoning_text", "text": ""}),
+}
 
 
 class ResponseAnswer:
@@ -129,12 +129,10 @@ class ResponseAnswer:
         self.open: dict[str, Any] | None = None
 
     def add(self, event: Event) -> None:
-        for _ in self._events(event.parts):
-            pass
+        list(self._events(event.parts))
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        for _ in self._close():
-            pass
+        list(self._close())
         return self._response(replies)
 
     def begin(self, replies: Sequence[Reply]) -> str:
@@ -154,7 +152,7 @@ class ResponseAnswer:
 
     def _response(self, replies: Sequence[Reply], status: str | None = None) -> dict[str, Any]:
         body, is_cut = self.body, bool(replies) and replies[0].finish_reason == "length"
-        choice = body.tool_choice
+        choice, empty = body.tool_choice, {"type": "function", "strict": None, "parameters": None}
         response: dict[str, Any] = {
             "id": self.id,
             "object": "response",
@@ -164,20 +162,14 @@ class ResponseAnswer:
             "output": list(self.items),
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "instructions": body.instructions,
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "temperature": body.temperature,
-            "top_p": body.top_p,
-            "max_output_tokens": body.max_output_tokens,
-            "tool_choice": {"type": "function", "name": choice.function.name}
-            if hasattr(choice, "function")
-            else choice or "auto",
-            "tools": [
-                {"type": "function", "strict": None, "parameters": None} | tool.function.model_dump()
-                for tool in body.tools or []
-            ],
+            "tool_choice": choice or "auto",
+            "tools": [empty | tool.function.model_dump() for tool in body.tools or []],
         }
+        response |= body.model_dump(include={"instructions", "temperature", "top_p", "max_output_tokens"})
+        if isinstance(choice, NamedTool):
+            response["tool_choice"] = {"type": "function", "name": choice.function.name}
         if replies:
             response |= {"usage": usage_of(replies, "input", "output")} | metrics_of(replies)
         return response
@@ -199,49 +191,47 @@ class ResponseAnswer:
             if self.open is None or self.open["type"] != wanted:
                 yield from self._close()
                 yield from self._open(wanted)
-            assert self.open is not None
-            self.open["content"][0]["text"] += value
-            name = "reasoning_text" if wanted == "reasoning" else "output_text"
-            more: dict[str, Any] = {} if wanted == "reasoning" else {"logprobs": []}
-            yield self._event(f"response.{name}.delta", **self._place(), content_index=0, delta=value, **more)
-
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+            self.items[-1]["content"][0]["text"] += value
+            yield self._of_text("delta", delta=value)
 
     def _open(self, kind: str) -> Iterator[str]:
-        item: dict[str, Any] = {
-            "id": f"{kind[:3]}_{uuid.uuid4().hex}",
-            "type": kind,
-            "status": "in_progress",
-            "content": [],
-        }
-        more: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
-        item |= more
-        self.items.append(item)
-        yield self._event("response.output_item.added", output_index=len(self.items) - 1, item=item)
-        part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
-        if kind == "message":
-            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        self.open = item | {"content": [part]}
-        self.items[-1] = self.open
-        yield self._event("response.content_part.added", **self._place(), content_index=0, part=part)
+        more, part = WITH_TEXT[kind]
+        item = {"id": f"{kind[:3]}_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", "content": [], **more}
+        yield self._added(item)
+        self.items[-1] = self.open = item | {"content": [dict(part)]}
+        yield self._of_item("response.content_part.added", content_index=0, part=part)
 
     def _close(self) -> Iterator[str]:
         item, self.open = self.open, None
         if item is None:
             return
         item["status"], part = "completed", item["content"][0]
-        more: dict[str, Any] = {} if item["type"] == "reasoning" else {"logprobs": []}
-        yield self._event(f"response.{part['type']}.done", **self._place(), content_index=0, text=part["text"], **more)
-        yield self._event("response.content_part.done", **self._place(), content_index=0, part=part)
-        yield self._event("response.output_item.done", output_index=len(self.items) - 1, item=item)
+        yield self._of_text("done", text=part["text"])
+        yield self._of_item("response.content_part.done", content_index=0, part=part)
+        yield self._done()
 
     def _call(self, call: dict[str, Any]) -> Iterator[str]:
         item = {"id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "call_id": call["id"], **call["function"]}
-        self.items.append(item | {"arguments": "", "status": "in_progress"})
-        yield self._event("response.output_item.added", output_index=len(self.items) - 1, item=self.items[-1])
+        yield self._added(item | {"arguments": "", "status": "in_progress"})
         self.items[-1] = item | {"status": "completed"}
         text = item["arguments"]
-        yield self._event("response.function_call_arguments.delta", **self._place(), delta=text)
-        yield self._event("response.function_call_arguments.done", **self._place(), arguments=text, name=item["name"])
-        yield self._event("response.output_item.done", output_index=len(self.items) - 1, item=self.items[-1])
+        yield self._of_item("response.function_call_arguments.delta", delta=text)
+        yield self._of_item("response.function_call_arguments.done", arguments=text, name=item["name"])
+        yield self._done()
+
+    def _added(self, item: dict[str, Any]) -> str:
+        self.items.append(item)
+        return self._event("response.output_item.added", output_index=len(self.items) - 1, item=item)
+
+    def _done(self) -> str:
+        return self._event("response.output_item.done", output_index=len(self.items) - 1, item=self.items[-1])
+
+    def _of_item(self, kind: str, **fields: Any) -> str:
+        """An event inside the last item."""
+        return self._event(kind, item_id=self.items[-1]["id"], output_index=len(self.items) - 1, **fields)
+
+    def _of_text(self, kind: str, **fields: Any) -> str:
+        """An event of the text of the last item."""
+        name = self.items[-1]["content"][0]["type"]
+        more: dict[str, Any] = {"logprobs": []} if name == "output_text" else {}
+        return self._of_item(f"response.{name}.{kind}", content_index=0, **fields, **more)

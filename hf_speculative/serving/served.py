@@ -23,6 +23,8 @@ from .stops import StopTexts
 DEFAULT_NEW_TOKENS = 1024
 #: characters of a prompt for each token that fits: more are refused unread
 CHARACTERS_PER_TOKEN = 32
+#: fields of requests that make up the prompt
+PROMPTS = {"prompt", "messages", "input", "instructions"}
 #: tokens of a tag that begins a thought, with spaces after it
 LONGEST_TAG = 16
 
@@ -55,7 +57,10 @@ class Served:
         """
         if body.model and body.model != self.name:
             raise UnknownModel(body.model, self.name)
-        num_characters, most = sum(map(len, texts_of(body.texts()))), CHARACTERS_PER_TOKEN * self.max_length
+        num_characters, most = (
+            sum(map(len, texts_of(body.model_dump(include=PROMPTS)))),
+            CHARACTERS_PER_TOKEN * self.max_length,
+        )
         if num_characters > most:
             raise BadRequest(
                 f"the prompt has {num_characters:,} characters, and more than {most:,} cannot fit: shorten it."
