@@ -9,8 +9,6 @@ from .recording import RoundRecord
 from .runs import Column, Run, Shown
 from .wording import acceptance, headline, of_token, summary, token_name, why
 
-#: the page's style, beside this file
-STYLE = "page.css"
 LEGEND = render("playground/legend.html", {})
 
 
@@ -24,18 +22,14 @@ def column(run: Run | None, which: str, title: str) -> str:
     Args:
         which: `plain` or `own`.
     """
-    found: Column | None = None if run is None else getattr(run, which)
-    values = {"title": title, "which": which, "run": run, "column": found, "about": _about(run)}
-    return render("playground/column.html", values)
+    column: Column | None = None if run is None else getattr(run, which)
 
-
-def _about(run: Run | None) -> Callable[[Shown], str]:
     def about(token: Shown) -> str:
         assert run is not None and token.round is not None
         line = of_token(run.rounds[token.round], token.index)
         return f"forced by the grammar, {line}" if token.is_forced else line
 
-    return about
+    return render("playground/column.html", {"title": title, "run": run, "column": column, "about": about})
 
 
 def plots(run: Run | None) -> str:
@@ -64,25 +58,23 @@ def round_view(record: RoundRecord | None, decode: Callable[[list[int]], str], i
     def name(token: int) -> str:
         return token_name(decode([token]))
 
-    index = min(record.ends_at if index is None else index, len(record.places) - 1)
+    index = min(record.num_from_draft if index is None else index, len(record.places) - 1)
     place = record.places[index]
-    rows = [
-        (
-            name(token),
-            _mark(record, index, token),
-            [(kind, probs[token], percent(probs[token], 1)) for kind, probs in known],
-        )
-        for known in [[(kind, probs) for kind, probs in _distributions(record, index) if probs is not None]]
-        for token in place.target
-    ]
+    by_kind = {"target": place.target, "draft": place.draft, "residual": place.residual}
+    known = {kind: probs for kind, probs in by_kind.items() if probs is not None}
+
+    def row(token: int) -> tuple[str, str, list[tuple[str, float, str]]]:
+        bars = [(kind, probs[token], percent(probs[token], 1)) for kind, probs in known.items()]
+        return name(token), _mark(record, index, token), bars
+
     values = {
         "record": record,
         "headline": headline(record),
         "places": [(i, _guess_name(record, i, name), _verdict(record, i)) for i in _shown(record)],
         "index": index,
         "why": why(record, index, name),
-        "rows": rows,
-        "kinds": [kind for kind, probs in _distributions(record, index) if probs is not None],
+        "rows": [row(token) for token in place.target],
+        "kinds": list(known),
         "others": [name(g.token) for g in record.guesses if not g.is_kept] if record.is_tree else [],
     }
     return render("playground/round.html", values)
@@ -91,11 +83,6 @@ def round_view(record: RoundRecord | None, decode: Callable[[list[int]], str], i
 def _shown(record: RoundRecord) -> list[int]:
     """The places with a guess, and the one where the round ended."""
     return [i for i, place in enumerate(record.places) if place.guesses or i <= record.num_from_draft]
-
-
-def _distributions(record: RoundRecord, index: int) -> list[tuple[str, dict[int, float] | None]]:
-    place = record.places[index]
-    return [("target", place.target), ("draft", place.draft), ("residual", place.residual)]
 
 
 def _verdict(record: RoundRecord, index: int) -> str:

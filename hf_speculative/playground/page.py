@@ -11,7 +11,7 @@ import gradio as gr
 
 from ..tokenizers.chat import speaks_chat
 from . import drawing
-from .runs import DRAFT_MODEL, JUDGES, Models, Run, Settings, run
+from .runs import JUDGES, Models, Run, Settings, run
 
 #: seconds between two pictures of texts that grow
 FRAME = 0.12
@@ -59,31 +59,28 @@ def build(
         with gr.Row():
             start = gr.Button("Run both", variant="primary", elem_id="run", scale=3)
             stop = gr.Button("Stop", elem_id="stop", scale=1)
+        controls: dict[str, gr.components.Component] = {}
+
+        def slider(name: str, least: float, most: float, step: float, label: str, info: str) -> None:
+            controls[name] = gr.Slider(least, most, getattr(first, name), step=step, label=label, info=info)
+
         with gr.Row():
-            max_tokens = gr.Slider(
-                1, max_new_tokens, first.max_new_tokens, step=1, label="New tokens", info="of each text, at most"
-            )
-            temperature = gr.Slider(
-                0, 2, first.temperature, step=0.05, label="Temperature", info="0 takes the likeliest token"
-            )
-            num_draft = gr.Slider(
-                1, 16, first.num_draft_tokens, step=1, label="Draft tokens", info="guessed in a round"
-            )
+            slider("max_new_tokens", 1, max_new_tokens, 1, "New tokens", "of each text, at most")
+            slider("temperature", 0, 2, 0.05, "Temperature", "0 takes the likeliest token")
+            slider("num_draft_tokens", 1, 16, 1, "Draft tokens", "guessed in a round")
         with gr.Accordion("More settings and prompts", open=False):
             with gr.Row():
-                top_p = gr.Slider(0.05, 1, first.top_p, step=0.05, label="Top-p", info="when sampling")
-                penalty = gr.Slider(
-                    1, 2, first.repetition_penalty, step=0.05, label="Repetition penalty", info="1 is off"
-                )
-                seed = gr.Number(first.seed, precision=0, minimum=0, label="Seed", info="when sampling")
-            method = gr.Radio(models.methods, value=first.method, label="Who drafts")
-            judge = gr.Radio(
+                slider("top_p", 0.05, 1, 0.05, "Top-p", "when sampling")
+                slider("repetition_penalty", 1, 2, 0.05, "Repetition penalty", "1 is off")
+                controls["seed"] = gr.Number(first.seed, precision=0, minimum=0, label="Seed", info="when sampling")
+            controls["method"] = gr.Radio(models.methods, value=first.method, label="Who drafts")
+            controls["judge"] = gr.Radio(
                 list(JUDGES),
                 value=first.judge,
                 label="How drafts are judged",
                 info="when sampling with a draft model. All are exact; reproducible gives the very text of plain sampling.",
             )
-            grammar = gr.Textbox(
+            controls["grammar"] = gr.Textbox(
                 first.grammar,
                 label="JSON schema or Lark grammar",
                 info="which the answer has to match; the text that it forces is drafted",
@@ -97,16 +94,16 @@ def build(
             )
             gr.Examples([[text] for text in prompts], [prompt], label="Prompts")
         with gr.Row(equal_height=True):
-            plain = gr.HTML(
-                drawing.column(None, "plain", TITLES["plain"]), apply_default_css=False, min_width=300, elem_id="plain"
-            )
-            own = gr.HTML(
-                drawing.column(None, "own", TITLES["own"]),
-                apply_default_css=False,
-                min_width=300,
-                elem_id="own",
-                js_on_load=SELECTS_TOKEN,
-            )
+            texts = [
+                gr.HTML(
+                    drawing.column(None, which, title),
+                    apply_default_css=False,
+                    min_width=300,
+                    elem_id=which,
+                    js_on_load=SELECTS_TOKEN,
+                )
+                for which, title in TITLES.items()
+            ]
         plots = gr.HTML(drawing.plots(None), apply_default_css=False, elem_id="plots")
         gr.HTML(drawing.LEGEND, apply_default_css=False)
         with gr.Column(visible=False, elem_id="stepper") as stepper:
@@ -118,11 +115,11 @@ def build(
             drawing.round_view(None, page.decode), apply_default_css=False, elem_id="details", js_on_load=SELECTS_PLACE
         )
 
-        both = [plain, own, plots, shown]
+        both = [*texts, plots, shown]
         stepped = [stepper, number, details]
         running = start.click(
             page.frames,
-            [prompt, as_chat, max_tokens, temperature, num_draft, top_p, penalty, seed, method, judge, grammar],
+            [prompt, as_chat, *(controls[name] for name in CONTROLS)],
             [*both, *stepped],
             show_progress="hidden",
             concurrency_id="model",
@@ -131,11 +128,13 @@ def build(
         )
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         stop.click(page.rounds, [shown], stepped, cancels=[running], **quiet)
-        number.input(page.round, [shown, number], details, trigger_mode="always_last", **quiet)
-        before.click(lambda run, n: page.step(run, n, -1), [shown, number], [number, details], **quiet)
-        after.click(lambda run, n: page.step(run, n, 1), [shown, number], [number, details], **quiet)
-        own.click(page.token, [shown], [number, details], **quiet)
-        details.click(page.place, [shown, number], details, **quiet)
+        number.input(
+            lambda run, n: page.round(run, n)[1], [shown, number], details, trigger_mode="always_last", **quiet
+        )
+        before.click(lambda run, n: page.round(run, n - 1), [shown, number], [number, details], **quiet)
+        after.click(lambda run, n: page.round(run, n + 1), [shown, number], [number, details], **quiet)
+        texts[1].click(page.token, [shown], [number, details], **quiet)
+        details.click(page.place, [shown, number], [number, details], **quiet)
     return blocks
 
 
@@ -148,8 +147,9 @@ class Page:
 
     def frames(self, prompt: str, as_chat: bool, *values: Any) -> Generator[tuple[Any, ...], None, None]:
         """Both texts as they grow; at the end, the rounds."""
-        settings = Settings(**_as_settings(values))
-        last = 0.0
+        given = dict(zip(CONTROLS, values, strict=True))
+        given |= {name: int(given[name] or 0) for name in ("max_new_tokens", "num_draft_tokens", "seed")}
+        settings, last = Settings(**given), 0.0
         try:
             with closing(run(self.models, settings, prompt, as_chat)) as steps:
                 for shown in steps:
@@ -162,12 +162,7 @@ class Page:
             raise gr.Error(str(error), print_exception=False) from error
 
     def _both(self, shown: Run) -> tuple[Any, ...]:
-        return (
-            drawing.column(shown, "plain", TITLES["plain"]),
-            drawing.column(shown, "own", TITLES["own"]),
-            drawing.plots(shown),
-            shown,
-        )
+        return *(drawing.column(shown, which, title) for which, title in TITLES.items()), drawing.plots(shown), shown
 
     def rounds(self, shown: Run | None) -> tuple[Any, ...]:
         """The rounds to step through, beginning with one that refused something."""
@@ -176,47 +171,27 @@ class Page:
         refused = (i for i, record in enumerate(shown.rounds) if record.num_from_draft < len(record.guesses))
         number = next(refused, 1) + 1
         slider = gr.Slider(maximum=len(shown.rounds), value=number)
-        return gr.Column(visible=True), slider, self.round(shown, number)
+        return gr.Column(visible=True), slider, self.round(shown, number)[1]
 
-    def round(self, shown: Run | None, number: int, place: int | None = None) -> str:
-        """The drawing of a round, the first being 1."""
-        if shown is None:
-            return drawing.round_view(None, self.decode)
-        return drawing.round_view(shown.rounds[min(number, len(shown.rounds)) - 1], self.decode, place)
-
-    def step(self, shown: Run | None, number: int, by: int) -> tuple[Any, ...]:
+    def round(self, shown: Run | None, number: int, place: int | None = None) -> tuple[Any, Any]:
+        """The number of a round, the first being 1, and its drawing. Beyond the ends, it is the first or the last."""
         if shown is None:
             return gr.skip(), gr.skip()
-        number = min(max(1, number + by), len(shown.rounds))
-        return number, self.round(shown, number)
+        number = min(max(1, number), len(shown.rounds))
+        return number, drawing.round_view(shown.rounds[number - 1], self.decode, place)
 
-    def token(self, shown: Run | None, event: gr.EventData) -> tuple[Any, ...]:
+    def token(self, shown: Run | None, event: gr.EventData) -> tuple[Any, Any]:
         """A token of the speculative text was clicked."""
-        if shown is None:
-            return gr.skip(), gr.skip()
-        return event.round + 1, self.round(shown, event.round + 1, event.place)
+        return self.round(shown, event.round + 1, event.place)
 
-    def place(self, shown: Run | None, number: int, event: gr.EventData) -> Any:
+    def place(self, shown: Run | None, number: int, event: gr.EventData) -> tuple[Any, Any]:
         """A place of the round was clicked."""
         return self.round(shown, number, event.place)
 
 
-def _as_settings(values: tuple[Any, ...]) -> dict[str, Any]:
-    given = dict(zip(CONTROLS, values, strict=True))
-    for name in ("max_new_tokens", "num_draft_tokens", "seed"):
-        given[name] = int(given[name] or 0)
-    return given
-
-
 def look() -> dict[str, Any]:
     """How the page looks, for `launch`: the reader's own fonts, so that it asks nothing of anyone."""
-    fonts: dict[str, Any] = {
-        "font": ["system-ui", "sans-serif"],
-        "font_mono": ["ui-monospace", "Menlo", "Consolas", "monospace"],
-    }
-    theme = gr.themes.Default(primary_hue="green", neutral_hue="zinc", **fonts)
-    style = (Path(__file__).parent / drawing.STYLE).read_text(encoding="utf-8")
+    font, mono = ["system-ui", "sans-serif"], ["ui-monospace", "Menlo", "Consolas", "monospace"]
+    theme = gr.themes.Default(primary_hue="green", neutral_hue="zinc", font=font, font_mono=mono)
+    style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     return {"theme": theme, "css": style, "footer_links": [], "ssr_mode": False}
-
-
-__all__ = ["DRAFT_MODEL", "Models", "build", "look"]

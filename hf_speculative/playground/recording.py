@@ -3,8 +3,7 @@
 The loop knows nothing of it. Of each distribution only the tokens that count are kept, so that a long text stays small.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -74,41 +73,9 @@ class RoundRecord:
     num_from_draft: int
     is_cut: bool
 
-    @property
-    def ends_at(self) -> int:
-        """The place of the first refusal, or of the token that the target added; what one wants to see first."""
-        return min(self.num_from_draft, len(self.places) - 1)
 
-    def chances_of(self, index: int) -> tuple[float | None, float | None]:
-        """What target and draft gave token `index` of the round."""
-        place, token = self.places[index], self.tokens[index]
-        return place.target.get(token), None if place.draft is None else place.draft.get(token)
-
-
-def _whole(acceptance_prob: Sequence[float], place: int) -> float:
-    return 1.0
-
-
-def _so_far(acceptance_prob: Sequence[float], place: int) -> float:
-    return acceptance_prob[place - 1] if place else 1.0
-
-
-#: by the names of rules with a residual: the share of the target that is weighed against the draft at a place
-CLAIMS: dict[str, Callable[[Sequence[float], int], float]] = {"token": _whole, "block": _so_far}
-
-
-@forwards_to("rule")
-class WatchedRule(Rule):
-    """A rule that keeps what it last judged."""
-
-    def __init__(self, rule: Rule):
-        self.rule = rule
-        self.seen: tuple[Draft, Tensor, Verdict] | None = None
-
-    def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
-        verdict = self.rule(draft, target_probs, sampler)
-        self.seen = draft, target_probs, verdict
-        return verdict
+#: rules with a residual: `token` weighs the whole target against the draft, `block` the share that the draft kept so far
+RESIDUAL = ("token", "block")
 
 
 class WatchedLength(Constant):
@@ -125,28 +92,31 @@ class WatchedLength(Constant):
         self.scores.append(scores)
 
 
-@dataclass
-class Recorder:
-    """Records the rounds of a call with one row.
+@forwards_to("rule")
+class Recorder(Rule):
+    """A rule that records the rounds of a call with one row.
 
     Args:
         name: of the rule, as in `RULES`.
-        rule: given to the call.
         length: given to the call as its schedule, where the draft takes the likeliest tokens of a model.
         is_greedy: the target takes its likeliest token.
     """
 
-    name: str
-    rule: WatchedRule
-    length: WatchedLength | None = None
-    is_greedy: bool = False
-    rounds: list[RoundRecord] = field(default_factory=list)
+    def __init__(self, name: str, rule: Rule, length: WatchedLength | None, is_greedy: bool):
+        self.name, self.rule, self.length, self.is_greedy = name, rule, length, is_greedy
+        self.judged: tuple[Draft, Tensor, Verdict] | None = None
+        self.rounds: list[RoundRecord] = []
 
-    def follow(self, round: Round) -> RoundRecord:
-        """The round that has just ended."""
-        assert self.rule.seen is not None
-        draft, probs, verdict = self.rule.seen
-        self.rule.seen = None
+    def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
+        verdict = self.rule(draft, target_probs, sampler)
+        self.judged = draft, target_probs, verdict
+        return verdict
+
+    def follow(self, round: Round) -> None:
+        """Record the round that has just ended."""
+        assert self.judged is not None
+        draft, probs, verdict = self.judged
+        self.judged = None
         num_guesses, num_kept = int(draft.num_tokens[0]), int(verdict.num_accepted[0])
         kept = list(range(num_kept)) if verdict.path is None else verdict.path[0, :num_kept].tolist()
         guesses = _guesses(draft, verdict, num_guesses, kept)
@@ -161,9 +131,9 @@ class Recorder:
             token = round.tokens[0][i] if i < len(round.tokens[0]) else None
             q = None if is_tree or drawn_from is None or i >= len(drawn_from) else drawn_from[i]
             left = None
-            if q is not None and self.name in CLAIMS:
-                chances = [guess.chance or 0.0 for guess in guesses]
-                left = _normalised(CLAIMS[self.name](chances, i) * target[i, : len(q)] - q)
+            if q is not None and self.name in RESIDUAL:
+                share = 1.0 if self.name == "token" or i == 0 else guesses[i - 1].chance or 0.0
+                left = _normalised(share * target[i, : len(q)] - q)
             told = [guesses[n].token for n in here] + ([] if token is None else [token])
             places.append(_place(here, token, told, target[i], q, left))
         self.rounds.append(
@@ -179,7 +149,6 @@ class Recorder:
                 round.is_cut[0],
             )
         )
-        return self.rounds[-1]
 
     def _drawn_from(self, draft: Draft) -> Tensor | None:
         """`(k, vocab)`, what each guess of a chain was drawn from, if known."""
@@ -200,13 +169,10 @@ def _normalised(weights: Tensor) -> Tensor | None:
 def _guesses(draft: Draft, verdict: Verdict, num_guesses: int, kept: list[int]) -> list[Guess]:
     tokens = draft.tokens[0, :num_guesses].tolist()
     parents = list(range(-1, num_guesses - 1)) if draft.parents is None else draft.parents[0, :num_guesses].tolist()
-    chances = (
-        [None] * num_guesses if verdict.acceptance_prob is None else verdict.acceptance_prob[0, :num_guesses].tolist()
-    )
-    return [
-        Guess(token, parent, node in kept, chance)
-        for node, (token, parent, chance) in enumerate(zip(tokens, parents, chances, strict=True))
-    ]
+    known = verdict.acceptance_prob
+    chances = [None] * num_guesses if known is None else known[0, :num_guesses].tolist()
+    is_kept = [node in kept for node in range(num_guesses)]
+    return list(map(Guess, tokens, parents, is_kept, chances))
 
 
 def _place(

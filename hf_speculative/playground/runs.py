@@ -20,8 +20,8 @@ from ..models.model_state import keeping
 from ..tokenizers import chat
 from ..tokenizers.pieces import Pieces
 from ..verification import RULES
-from .recording import Recorder, RoundRecord, WatchedLength, WatchedRule
-from .turns import Runner, in_turns, stepwise
+from .recording import Recorder, RoundRecord, WatchedLength
+from .turns import in_turns, stepwise
 
 #: what the page calls drafts of a model; other methods are named as in `draft_model="suffix"`
 DRAFT_MODEL = "draft model"
@@ -98,19 +98,18 @@ class Settings:
 
     def drafting(self, models: Models) -> tuple[dict[str, Any], Recorder]:
         """The keywords that ask for drafts, and who records what they come to."""
-        rule = WatchedRule(RULES[self.rule]())
-        own: dict[str, Any] = {"rule": rule, "reproducible": not self.is_greedy and self.judge == REPRODUCIBLE}
+        rule, length = RULES[self.rule](), None
+        own: dict[str, Any] = {"reproducible": not self.is_greedy and self.judge == REPRODUCIBLE}
         if not self.is_greedy:
             own["generator"] = torch.Generator(models.target.device).manual_seed(self.seed)
-        length = None
         own["draft_model"] = models.draft if self.method == DRAFT_MODEL else self.method
         if self.method == DRAFT_MODEL and models.draft_tokenizer is not None:
             own |= {"tokenizer": models.tokenizer, "draft_tokenizer": models.draft_tokenizer}
         elif self.method == DRAFT_MODEL and not rule.reads_draft_probs:  # scores of other tokens cannot be watched
-            own["schedule"] = length = WatchedLength(self.num_draft_tokens)
-        if length is None:
-            own["num_draft_tokens"] = self.num_draft_tokens
-        return as_keywords(own), Recorder(self.rule, rule, length, self.is_greedy)
+            length = WatchedLength(self.num_draft_tokens)
+        own |= {"num_draft_tokens": self.num_draft_tokens} if length is None else {"schedule": length}
+        recorder = Recorder(self.rule, rule, length, self.is_greedy)
+        return as_keywords(own | {"rule": recorder}), recorder
 
 
 @dataclass(frozen=True)
@@ -198,26 +197,26 @@ def run(models: Models, settings: Settings, prompt: str, as_chat: bool = False) 
     keywords = {"input_ids": given, "attention_mask": torch.ones_like(given)} | settings.keywords(models)
     keywords |= chat.chat_keywords(target, tokenizer, raw)
     drafting, recorder = settings.drafting(models)
-    runners: list[Runner] = [
-        Runner(stepwise(lambda **extra: generate(target, **keywords, draft_model=None, **extra))),
-        Runner(generate_rounds(target, **keywords, **drafting)),
-    ]
+    ways = (
+        stepwise(generate, model=target, **keywords, draft_model=None),
+        generate_rounds(target, **keywords, **drafting),
+    )
     devices = range(torch.cuda.device_count()) if target.device.type == "cuda" else []
     decode = partial(tokenizer.decode, skip_special_tokens=as_chat)
-    plain, own = (Column(Pieces(decode, before=ids)) for _ in runners)
+    plain, own = (Column(Pieces(decode, before=ids)) for _ in ways)
     if "grammar" in keywords:
         processors = with_grammar(target, {}, keywords["grammar"], tokenizer)["logits_processor"]
         own.walk = Walk(processors[-1].grammars[0])
     shown = Run(settings, prompt, plain, own, recorder.rounds)
-    with keeping(target, {}), torch.random.fork_rng(devices), closing(in_turns(runners)) as steps:
+    with keeping(target, {}), torch.random.fork_rng(devices), closing(in_turns(ways)) as steps:
         torch.manual_seed(settings.seed)  # for plain decoding; the other way has a generator of its own
-        for number, step in steps:
+        for number, seconds, step in steps:
             if number == 0:
-                plain.add(step, runners[0].seconds)
+                plain.add(step, seconds)
             else:
                 round, shown.statistics = step
                 recorder.follow(round)
-                own.add(round.tokens[0], runners[1].seconds, round.num_from_draft[0], len(recorder.rounds) - 1)
+                own.add(round.tokens[0], seconds, round.num_from_draft[0], len(recorder.rounds) - 1)
             yield shown
     shown.is_done = True
     yield shown

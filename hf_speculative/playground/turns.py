@@ -2,14 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Sequence
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 from transformers.generation import BaseStreamer
-
-T = TypeVar("T")
 
 
 class Ended(BaseException):
@@ -61,42 +59,22 @@ def stepwise(generate: Callable[..., Any], **kwargs) -> Generator[list[int], Non
         thread.join()
 
 
-class Runner(Iterator[T]):
-    """Steps that are timed.
+def in_turns(runs: Sequence[Generator[Any, Any, Any]]) -> Generator[tuple[int, float, Any], None, None]:
+    """The steps of all runs, each with its run's number, and the seconds that the run's own steps took so far.
 
-    Attributes:
-        seconds: what its own steps took.
+    The next step is always made by the run that has had least time. Closing it early closes them.
     """
-
-    def __init__(self, steps: Generator[T, Any, Any]):
-        self.steps, self.seconds = steps, 0.0
-
-    def __next__(self) -> T:
-        start = time.perf_counter()
-        try:
-            return next(self.steps)
-        finally:
-            self.seconds += time.perf_counter() - start
-
-    def close(self) -> None:
-        self.steps.close()
-
-
-def in_turns(runners: list[Runner]) -> Generator[tuple[int, Any], None, None]:
-    """The steps of all runners, each with its runner's number: the next is always made by who has had least time.
-
-    Closing it early closes them.
-    """
-    running = dict(enumerate(runners))
+    seconds, running = [0.0] * len(runs), list(range(len(runs)))
     try:
         while running:
-            number = min(running, key=lambda n: running[n].seconds)
-            try:
-                step = next(running[number])
-            except StopIteration:
-                del running[number]
+            number = min(running, key=lambda n: seconds[n])
+            start = time.perf_counter()
+            step = next(runs[number], None)
+            seconds[number] += time.perf_counter() - start
+            if step is None:
+                running.remove(number)
             else:
-                yield number, step
+                yield number, seconds[number], step
     finally:
-        for runner in runners:
-            runner.close()
+        for run in runs:
+            run.close()

@@ -49,10 +49,7 @@ def _kept(record: RoundRecord, place: Place, index: int, found: str) -> str:
         return f"The target's own draw is {found}, too: kept."
     if record.rule == "token":
         return f"{found} was kept: its chance was {_ratio(place, place.token)}."
-    return (
-        f"{found} was kept. The draft is judged as one block: the chance that everything up to here is kept was "
-        f"{percent(record.guesses[index].chance)}."
-    )
+    return f"{found} was kept. {_of_block(record, index)}"
 
 
 def _refused(record: RoundRecord, place: Place, index: int, guessed: str, found: str) -> str:
@@ -64,10 +61,12 @@ def _refused(record: RoundRecord, place: Place, index: int, guessed: str, found:
     drawn = f"Then {found} was drawn from the residual: what the target wants more often than the draft offers it."
     if record.rule == "token":
         return f"{guessed} was refused: the chance to be kept was {_ratio(place, token)}. {drawn}"
-    return (
-        f"{guessed} was refused. The draft is judged as one block: the chance that everything up to here is kept was "
-        f"{percent(record.guesses[index].chance)}. {drawn}"
-    )
+    return f"{guessed} was refused. {_of_block(record, index)} {drawn}"
+
+
+def _of_block(record: RoundRecord, index: int) -> str:
+    chance = percent(record.guesses[index].chance)
+    return f"The draft is judged as one block: the chance that everything up to here is kept was {chance}."
 
 
 def _ratio(place: Place, token: int | None) -> str:
@@ -80,8 +79,9 @@ def _ratio(place: Place, token: int | None) -> str:
 
 def of_token(record: RoundRecord, index: int) -> str:
     """A line about token `index` of a round: the tooltip."""
-    p, q = record.chances_of(index)
-    chances = [f"{who} {percent(chance, 1)}" for who, chance in (("target", p), ("draft", q)) if chance is not None]
+    place, token = record.places[index], record.tokens[index]
+    known = {"target": place.target.get(token), "draft": (place.draft or {}).get(token)}
+    chances = [f"{who} {percent(chance, 1)}" for who, chance in known.items() if chance is not None]
     what = "drafted and kept" if index < record.num_from_draft else "the target's own"
     return f"{what}: {', '.join(chances)}" if chances else what
 

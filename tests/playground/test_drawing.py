@@ -87,6 +87,7 @@ def test_texts(models):
     plain = Tags(drawing.column(shown, "plain", "Plain"))
     assert "hs-draft" not in plain.classes() and "16 passes" in plain.text
     assert "not run yet" in drawing.column(None, "plain", "Plain")
+    assert "once a text is there" in drawing.round_view(None, models.tokenizer.decode)
 
 
 def test_what_a_model_writes_stays_text(models):

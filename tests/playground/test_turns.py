@@ -1,10 +1,11 @@
 """Two generators on one machine, in turns."""
 
 import threading
+from types import SimpleNamespace
 
 import torch
 
-from hf_speculative.playground.turns import Runner, in_turns, stepwise
+from hf_speculative.playground import turns
 
 
 def test_nothing_runs_that_nobody_asks_for():
@@ -16,34 +17,22 @@ def test_nothing_runs_that_nobody_asks_for():
             made.append(token)
             streamer.put(torch.tensor([token]))
 
-    steps = stepwise(generate)
+    steps = turns.stepwise(generate)
     assert [next(steps), next(steps)] == [[0], [1]] and made == [0, 1]
     num_threads = threading.active_count()
     steps.close()
     assert made == [0, 1] and threading.active_count() == num_threads - 1
 
 
-class Slow(Runner):
-    """Takes so much time for each step, without taking any."""
+def test_who_has_had_least_time_is_next(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
 
-    def __init__(self, steps, cost):
-        super().__init__(steps)
-        self.cost, self.time = cost, 0.0
+    def steps(letters, cost):
+        for letter in letters:
+            clock[0] += cost
+            yield letter
 
-    @property
-    def seconds(self):
-        return getattr(self, "time", 0.0)
-
-    @seconds.setter
-    def seconds(self, value):
-        pass
-
-    def __next__(self):
-        self.time += self.cost
-        return next(self.steps)
-
-
-def test_who_has_had_least_time_is_next():
-    runners = [Slow(iter("abcd"), 1.0), Slow(iter("AB"), 2.5)]
-    runners[0].close = runners[1].close = lambda: None
-    assert "".join(step for _, step in in_turns(runners)) == "aAbcBd"
+    found = list(turns.in_turns([steps("abcd", 1.0), steps("AB", 2.5)]))
+    assert "".join(step for _, _, step in found) == "aAbcBd"
+    assert [seconds for number, seconds, _ in found if number == 1] == [2.5, 5.0]
