@@ -17,8 +17,8 @@ from .answers import Answer, TextAnswer
 from .engine import Closed, Engine, QueueFull
 from .guard import MAX_BODY, Guard, error_body, error_of
 from .metrics import EngineMetrics
-from .protocol import Chat, Checked, Completion, Sampling, Tokenize, UnknownModel, parse
-from .replies import TOLD, Reply, teller, words_of
+from .protocol import Chat, Completion, Sampling, Tokenize, UnknownModel, parse
+from .replies import TOLD, Event, Reply, words_of
 from .responses import ResponseAnswer, Responses
 from .served import Served
 
@@ -115,17 +115,20 @@ def _tokenized(served: Served, raw: bytes) -> dict[str, Any]:
 
 def _endpoint(served: Served, kind: type[Sampling], answer_kind: type):
     async def endpoint(request: Request) -> Response:
-        raw, queue = await request.body(), asyncio.Queue()  # type: ignore[var-annotated]
-        client, tell = request.scope["client_of_answers"], teller(queue)
+        raw, loop = await request.body(), asyncio.get_running_loop()
+        queue: asyncio.Queue[Event] = asyncio.Queue()
 
-        def begin() -> tuple[Checked, list[Reply]]:
+        def tell(event: Event) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, event)
+
+        def begin() -> tuple[Sampling, list[Reply]]:
             body = parse(kind, raw)
-            return body, served.begin(body, client, tell)
+            return body, served.begin(body, request.scope["client_of_answers"], tell)
 
         # On a thread: what reads, tokenises and compiles takes up to seconds, in which others are answered.
         body, replies = await asyncio.to_thread(begin)
         answer = answer_kind(body, served.name, served.tokenizer)
-        if body.stream:  # type: ignore[attr-defined]
+        if body.stream:
             return StreamingResponse(_stream(answer, replies, queue), media_type="text/event-stream")
         for _ in replies:
             event = await queue.get()
@@ -138,24 +141,18 @@ def _endpoint(served: Served, kind: type[Sampling], answer_kind: type):
 
 
 async def _stream(answer, replies: list[Reply], queue: asyncio.Queue) -> AsyncIterator[str]:
-    """Events of a stream, all that are there in one piece."""
+    """Events of a stream."""
     if begun := answer.begin(replies):
         yield begun
     num_left = len(replies)
     while num_left:
-        events = [await queue.get()]
-        while not queue.empty():
-            events.append(queue.get_nowait())
-        lines: list[str] = []
-        for event in events:
-            num_left -= event.is_end
-            if event.reply.error is not None:
-                lines.append(answer.failed(error_body(_status(event.reply.error), words_of(event.reply.error))))
-                num_left = 0
-                break
-            lines += answer.chunks(event, replies, is_last=not num_left)
-        if lines:
-            yield "".join(lines)
+        event = await queue.get()
+        num_left -= event.is_end
+        if (error := event.reply.error) is not None:
+            yield answer.failed(error_body(_status(error), words_of(error)))
+            return
+        if chunks := "".join(answer.chunks(event, replies, is_last=not num_left)):
+            yield chunks
 
 
 def _status(error: BaseException) -> int:

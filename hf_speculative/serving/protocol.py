@@ -258,8 +258,8 @@ def parse(kind: type[Body], raw: bytes) -> Body:
         raise BadRequest("the request's body is no JSON object")
     # Numbers that an answer could not repeat; those of our own fields are checked there.
     for field, value in found.items():
-        numbers = (one for one in leaves(value) if isinstance(one, float)) if isinstance(value, dict | list) else ()
-        if not all(map(isfinite, numbers)):
+        is_nested = isinstance(value, dict | list)
+        if is_nested and not all(isfinite(one) for one in leaves(value) if isinstance(one, float)):
             raise BadRequest(f"`{field}` holds a number that is not finite.", field)
     try:
         return kind.model_validate(found)
@@ -280,11 +280,6 @@ def parse(kind: type[Body], raw: bytes) -> Body:
 def shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-
-
-def texts_of(value: Any) -> Iterator[str]:
-    """Yield all texts in nested lists and objects."""
-    return (one for one in leaves(value) if isinstance(one, str))
 
 
 def leaves(value: Any) -> Iterator[Any]:

@@ -1,6 +1,5 @@
 """Turn tokens into parts of a message on the engine's thread, and send them to the event loop."""
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -136,8 +135,7 @@ class Reply:
             parts: list[Part] = []
             try:
                 if error is None:
-                    rest = self._rest()
-                    parts = self._parts(rest) + self._seen(self.parser.end())
+                    parts = self._parts(self._rest(), is_last=True)
             except Exception as caught:  # told to the client
                 logger.error("a request failed", exc_info=caught)
                 self.error = RuntimeError("the answer cannot be read")
@@ -146,9 +144,8 @@ class Reply:
 
     def _rest(self) -> str:
         """The text that was not sent yet, up to a text or token that ends the answer."""
-        whole = self.tokenizer.decode(
-            self.tokens[: len(self.tokens) - self.is_ended], skip_special_tokens=self.skips_specials
-        )
+        tokens = self.tokens[:-1] if self.is_ended else self.tokens
+        whole = self.tokenizer.decode(tokens, skip_special_tokens=self.skips_specials)
         text = without_stop(whole, self.stops)
         self.is_cut = len(text) < len(whole)
         told = "".join(self.told)
@@ -161,10 +158,10 @@ class Reply:
         self.num_told += len(new)
         return new
 
-    def _parts(self, text: str) -> list[Part]:
-        return self._seen(self.parser.feed(text)) if text else []
-
-    def _seen(self, parts: list[Part]) -> list[Part]:
+    def _parts(self, text: str, is_last: bool = False) -> list[Part]:
+        parts = self.parser.feed(text) if text else []
+        if is_last:
+            parts += self.parser.end()
         self.has_called |= any(kind == "tool_calls" for kind, _ in parts)
         return parts
 
@@ -178,9 +175,3 @@ class Reply:
             return "tool_calls"
         is_full = len(self.tokens) >= self.max_new_tokens and not self.is_ended and not self.is_cut
         return "length" if is_full else "stop"
-
-
-def teller(queue: asyncio.Queue) -> Callable[[Event], None]:
-    """Return a function that puts events into a queue of the running loop, from any thread."""
-    loop = asyncio.get_running_loop()
-    return lambda event: loop.call_soon_threadsafe(queue.put_nowait, event)  # type: ignore[func-returns-value, return-value]

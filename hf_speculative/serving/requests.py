@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import PreTrainedModel
 
 from ..call import checks, input_checks
 from ..call.attached import plain_generate_of
@@ -132,18 +132,17 @@ def prepare_request(
     options = replace(options, generate_kwargs=with_grammar(model, settings, grammar, options.config.tokenizer))
 
     def prepared(
-        model: PreTrainedModel,
-        input_ids: Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        inputs_tensor: Tensor | None = None,
-        **model_kwargs,
+        model, input_ids, logits_processor, stopping_criteria, generation_config, inputs_tensor=None, **model_kwargs
     ) -> Request:
         inputs = Inputs(input_ids, generation_config, model_kwargs)
         stopping = CriteriaStopping(stopping_criteria, 1)
         checks.check_generation(options, model, input_ids, generation_config, stopping.rows_may_differ)
-        _check_room(input_ids.shape[1], stopping.max_length or 0, max_length)
+        width, wanted = input_ids.shape[1], stopping.max_length or 0
+        if wanted > max_length:
+            raise ValueError(
+                f"the prompt has {width} tokens and {wanted - width} new ones are asked for, more than the {max_length} that "
+                "fit: shorten the prompt, or give a smaller `max_tokens`."
+            )
         processors = Processors(logits_processor, 1)
         if processors.keeps_rows_together:
             raise ValueError("`guidance_scale` keeps rows together, which requests are not: leave it out.")
@@ -152,7 +151,7 @@ def prepare_request(
         generator = torch.Generator(input_ids.device)
         generator.manual_seed(generator.seed() if seed is None else seed)
         config = replace(options.config, reproducible=options.config.reproducible or True, generator=generator)
-        batch = Batch(input_ids, [0], stopping.max_length or 0)
+        batch = Batch(input_ids, [0], wanted)
         sampler = make_sampler(config, model, batch, processors, generation_config)
         sampler.keeps_draft_probs = False
         return Request(inputs, sampler, stopping, receive, finish, processors.guides(batch.history)(0))
@@ -163,11 +162,3 @@ def prepare_request(
     return plain_generate_of(model)(
         **kwargs, input_ids=input_ids, attention_mask=torch.ones_like(input_ids), custom_generate=prepared
     )
-
-
-def _check_room(width: int, wanted: int, limit: int) -> None:
-    if wanted > limit:
-        raise ValueError(
-            f"the prompt has {width} tokens and {wanted - width} new ones are asked for, more than the {limit} that fit: "
-            "shorten the prompt, or give a smaller `max_tokens`."
-        )

@@ -14,7 +14,7 @@ from .logprobs import logprobs_of_prompt
 from .one_at_a_time import Call, OneAtATime
 from .penalties import Penalties
 from .prompts import Prompt, of_messages, variables_of
-from .protocol import BadRequest, Chat, Completion, Sampling, Tokenize, UnknownModel, WithTools, texts_of
+from .protocol import BadRequest, Chat, Completion, Sampling, Tokenize, UnknownModel, WithTools, leaves
 from .replies import Client, Event, Reply
 from .responses import Responses
 from .stops import StopTexts
@@ -57,18 +57,15 @@ class Served:
         """
         if body.model and body.model != self.name:
             raise UnknownModel(body.model, self.name)
-        num_characters, most = (
-            sum(map(len, texts_of(body.model_dump(include=PROMPTS)))),
-            CHARACTERS_PER_TOKEN * self.max_length,
-        )
-        if num_characters > most:
-            raise BadRequest(
-                f"the prompt has {num_characters:,} characters, and more than {most:,} cannot fit: shorten it."
-            )
+        texts = (one for one in leaves(body.model_dump(include=PROMPTS)) if isinstance(one, str))
+        length, most = sum(map(len, texts)), CHARACTERS_PER_TOKEN * self.max_length
+        if length > most:
+            raise BadRequest(f"the prompt has {length:,} characters, and more than {most:,} cannot fit: shorten it.")
+        size = num_logits(self.model)
         for field in ("logit_bias", "stop_token_ids"):
-            tokens, size = map(int, getattr(body, field, None) or ()), num_logits(self.model)
-            if (unknown := next((token for token in tokens if token >= size), None)) is not None:
-                raise BadRequest(f"`{field}` names the token {unknown}, and the model has {size}: leave it out.", field)
+            if unknown := [token for token in map(int, getattr(body, field, None) or ()) if token >= size]:
+                token = unknown[0]
+                raise BadRequest(f"`{field}` names the token {token}, and the model has {size}: leave it out.", field)
         wanted = getattr(body, "max_tokens", None)
         if wanted and self.max_tokens and wanted > self.max_tokens:
             raise BadRequest(f"`max_tokens={wanted}`: this server gives at most {self.max_tokens}.", "max_tokens")
