@@ -240,15 +240,6 @@ def load_embedded(
     return target.to(place), draft.to(place), tokenizer
 
 
-def load_draft_named(option: str, name: str, machine: Machine) -> Any:
-    """What `--draft-model` names, as `generate` takes it: a model, methods that need none, or both."""
-    draft, methods = DRAFTS.split(checked("draft_model", name))
-    if draft is None:
-        return methods
-    model = _tables(option, draft) or load_named(option, draft, machine)
-    return model if methods is None else (model, methods)
-
-
 def _tables(option: str, name: str) -> Any:
     """The source of drafts by the tables in a folder; `None` where it holds none."""
     from ..drafting.tables import Tables, TablesSource, holds_tables
@@ -283,7 +274,8 @@ def load_pair(
         head: of the embedded pair, the draft head instead of the draft model.
 
     Returns:
-        The target; the draft, as `load_draft_named` gives it; the target's tokenizer; the draft's, where it differs.
+        The target; the draft as `generate` takes it, a model, methods that need none, or both; the target's tokenizer; the
+        draft's, where it differs.
 
     Raises:
         ValueError: one model without the other, one that cannot be loaded, or a device that is not there.
@@ -299,12 +291,11 @@ def load_pair(
         target, draft, tokenizer = load_embedded(machine, head)
         return target, methods or draft, tokenizer, None
     target, tokenizer = load_target(options[0], model, machine)
-    if draft_model is None:
-        return target, None, tokenizer, None
-    draft = load_draft_named(options[1], draft_model, machine)
-    has_own = isinstance(draft[0] if isinstance(draft, tuple) else draft, PreTrainedModel)
-    other = tokenizer_of_draft(loadable(str(named)), tokenizer) if has_own else None
-    return target, draft, tokenizer, other
+    if named is None:
+        return target, methods, tokenizer, None
+    draft = _tables(options[1], named) or load_named(options[1], named, machine)
+    other = tokenizer_of_draft(loadable(named), tokenizer) if isinstance(draft, PreTrainedModel) else None
+    return target, draft if methods is None else (draft, methods), tokenizer, other
 
 
 def help_of(command: Callable) -> str:

@@ -14,16 +14,6 @@ from .logprobs import Logprob
 from .protocol import Sampling
 from .replies import Event, Part, Reply
 
-#: statistics of drafts in answers, under vLLM's names
-COUNTS = (
-    "num_spec_steps",
-    "num_draft_tokens",
-    "num_accepted_draft_tokens",
-    "draft_acceptance_rate",
-    "mean_acceptance_length",
-    "acceptance_histogram",
-)
-
 
 def sse(body: Any) -> str:
     """An event of a stream."""
@@ -59,10 +49,7 @@ def counts_of(replies: Sequence[Reply]) -> RowStatistics:
 def metrics_of(replies: Sequence[Reply]) -> dict[str, Any]:
     """Statistics of drafts, where an engine counted them."""
     counts = counts_of(replies)
-    if not counts.num_new_tokens:
-        return {}
-    values = counts.to_dict()
-    return {"metrics": {"speculative_decoding": {name: values[name] for name in COUNTS}}}
+    return {"metrics": {"speculative_decoding": counts.to_dict()}} if counts.num_new_tokens else {}
 
 
 class Answer:

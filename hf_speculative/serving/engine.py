@@ -323,18 +323,14 @@ class Engine:
                 for statistics in (request.statistics, self.statistics):
                     statistics.add_round(num_drafted, num_accepted, is_cut)
                 request.tokens += tokens
-                self._tell(request, tokens)
+                try:
+                    request.receive(tokens)
+                except Exception as error:  # the row ends with the next round
+                    request.error = error
             if is_done:
-                if request.error is None and not request.is_cancelled:
+                if not request.is_over:
                     drafter.learn(request.ids, request.tokens)
                 self._end(row, request.error)
-
-    @staticmethod
-    def _tell(request: Request, tokens: list[int]) -> None:
-        try:
-            request.receive(tokens)
-        except Exception as error:  # the row ends with the next round
-            request.error = error
 
     def _end(self, row: int, error: BaseException | None) -> None:
         request = self._running.pop(row)

@@ -141,6 +141,9 @@ class NamedTool(Checked):
     function: ToolName
 
 
+Choice = Literal["none", "auto", "required"] | NamedTool | None
+
+
 class JsonSchema(Checked):
     name: str | None = None
     description: str | None = None
@@ -186,7 +189,7 @@ class WithTools(Sampling):
     """Fields of endpoints with messages and tools."""
 
     tools: list[Tool] | None = Field(None, max_length=128)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Choice = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None

@@ -3,16 +3,17 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
 
-from ..call.statistics import RowStatistics
 from ..types import NoDistribution
 from .engine import Closed, QueueFull
 from .logprobs import Logprob
+from .one_at_a_time import Call
 from .protocol import Sampling
+from .requests import Request
 from .stops import HeldBack, without_stop
 from .tools import PlainText
 
@@ -28,16 +29,6 @@ def words_of(error: BaseException) -> str:
     return str(error) if isinstance(error, TOLD) else f"the request failed ({type(error).__name__})"
 
 
-class Run(Protocol):
-    """A running reply: the engine's `Request`, or a call of `generate`."""
-
-    statistics: RowStatistics
-    num_cached: int
-    logprobs: list[Logprob]
-
-    def cancel(self) -> None: ...
-
-
 class Event(NamedTuple):
     """An event of a reply: new parts, or its end."""
 
@@ -48,13 +39,13 @@ class Event(NamedTuple):
 
 
 class Client:
-    """The client of a request; once it is gone, its runs are cancelled."""
+    """The client of a request; once it is gone, what runs for it is cancelled."""
 
     def __init__(self) -> None:
-        self.runs: list[Run] = []
+        self.runs: list[Any] = []
         self.is_gone = False
 
-    def add(self, run: Run) -> None:
+    def add(self, run: Any) -> None:
         self.runs.append(run)
         if self.is_gone:
             run.cancel()
@@ -79,7 +70,7 @@ class Reply:
         max_new_tokens: the most tokens.
     """
 
-    run: Run
+    run: Request | Call
     error: BaseException | None = None
     is_cut = False
 
@@ -106,7 +97,7 @@ class Reply:
         self.held_back = HeldBack(self.stops)
         self.decoder = DecodeStream([], skip_special_tokens=self.skips_specials)
 
-    def start(self, submit: Callable[[], Run]) -> Run:
+    def start(self, submit: Callable[[], Request | Call]) -> Request | Call:
         """Submit it; tokens that arrive before `submit` returns wait for it."""
         with self.lock:
             self.run = submit()

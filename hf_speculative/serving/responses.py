@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from transformers import PreTrainedTokenizerBase
 
 from .answers import metrics_of, sse, usage_of
-from .protocol import Checked, Message, NamedTool, ResponseFormat, Text, Tool, WithTools
+from .protocol import Checked, Choice, Message, NamedTool, ResponseFormat, Text, Tool, WithTools
 from .replies import Event, Part, Reply
 
 
@@ -45,7 +45,7 @@ class Responses(WithTools):
     text: TextSettings | None = None
     reasoning: Reasoning | None = None
     tools: Annotated[list[Tool], nested_under("function", "name")] | None = None
-    tool_choice: Annotated[Any, nested_under("function", "name")] = None
+    tool_choice: Annotated[Choice, nested_under("function", "name")] = None
     truncation: Literal["disabled"] | None = None
     include: Annotated[list[str], Field(max_length=0)] | None = None
     background: Literal[False] | None = None
@@ -54,11 +54,6 @@ class Responses(WithTools):
 
     @model_validator(mode="after")
     def _as_chat(self) -> "Responses":
-        choice = self.tool_choice
-        if isinstance(choice, dict):
-            self.tool_choice = NamedTool.model_validate(choice)
-        elif choice not in (None, "none", "auto", "required"):
-            raise ValueError(f"`tool_choice={choice!r}`: give 'none', 'auto', 'required' or a function")
         if self.max_tokens is not None:
             raise ValueError("`max_tokens`: this endpoint calls it `max_output_tokens`")
         self.max_tokens = self.max_output_tokens
@@ -74,40 +69,37 @@ class Responses(WithTools):
         return self.reasoning.effort if self.reasoning else None
 
 
-def _messages(found: str | list[dict[str, Any]], instructions: str | None) -> Iterator[dict[str, Any]]:
-    if instructions:
-        yield {"role": "system", "content": instructions}
+def _messages(found: str | list[dict[str, Any]], instructions: str | None) -> list[dict[str, Any]]:
+    """Messages of chat completions. Items of the assistant that follow each other are one turn, up to its text."""
+    turns: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(found, str) or not all("role" in one or one.get("type") in ITEMS for one in found):
-        yield {"role": "user", "content": found}
-        return
-    turn: dict[str, Any] = {}  # of the assistant, from several items
-    for item in found:
-        kind = item.get("type", "message")
-        is_assistants = kind in ("reasoning", "function_call") or item.get("role") == "assistant"
-        if turn and (not is_assistants or (kind != "function_call" and "content" in turn)):
-            yield turn
-            turn = {}
-        if is_assistants and not turn:
-            turn = {"role": "assistant"}
-        if kind == "reasoning":
-            parts = content if isinstance(content := item.get("content") or [], list) else [content]
-            texts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in parts]
-            if not all(isinstance(text, str) for text in texts):
-                raise ValueError("`input` holds reasoning whose `content` is no list of texts")
-            turn["reasoning_content"] = "".join(texts)
-        elif kind == "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            turn.setdefault("tool_calls", []).append(
-                {"id": item.get("call_id"), "type": "function", "function": function}
-            )
-        elif kind == "function_call_output":
-            yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
-        elif is_assistants:
-            turn["content"] = item.get("content")
+        return [*turns, {"role": "user", "content": found}]
+    for message in map(_message, found):
+        last = turns[-1] if turns else {}
+        is_assistants = last.get("role") == message["role"] == "assistant"
+        if is_assistants and ("tool_calls" in message or "content" not in last):
+            calls = last.get("tool_calls", []) + message.get("tool_calls", [])
+            last |= message | ({"tool_calls": calls} if calls else {})
         else:
-            yield {"role": item.get("role"), "content": item.get("content")}
-    if turn:
-        yield turn
+            turns.append(message)
+    return turns
+
+
+def _message(item: dict[str, Any]) -> dict[str, Any]:
+    kind = item.get("type", "message")
+    if kind == "reasoning":
+        parts = content if isinstance(content := item.get("content") or [], list) else [content]
+        texts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in parts]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("`input` holds reasoning whose `content` is no list of texts")
+        return {"role": "assistant", "reasoning_content": "".join(texts)}
+    if kind == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        return {"role": "assistant", "tool_calls": [call]}
+    if kind == "function_call_output":
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
+    return {"role": item.get("role"), "content": item.get("content")}
 
 
 #: types of items beside messages

@@ -63,18 +63,12 @@ def grammar_of(body: WithTools, has_tags: bool) -> Any:
     is_kept_to = body.parallel_tool_calls is False or any(tool.strict for tool in tools)
     if choice == "none" or not tools or not (must_call(body) or is_kept_to):
         return None
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": tool.name}, "arguments": {"$ref": f"#/$defs/{nth}"}},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for nth, tool in enumerate(tools)
-    ]
-    forms = {
-        str(nth): _moved(tool.parameters or {"type": "object"}, f"#/$defs/{nth}") for nth, tool in enumerate(tools)
-    }
+    calls, forms = [], {}
+    for nth, tool in enumerate(tools):
+        place = f"#/$defs/{nth}"
+        forms[str(nth)] = _moved(tool.parameters or {"type": "object"}, place)
+        fields = {"name": {"const": tool.name}, "arguments": {"$ref": place}}
+        calls.append({"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False})
     schema = {"x-guidance": COMPACT, "$defs": forms} | (calls[0] if len(calls) == 1 else {"anyOf": calls})
     if not has_tags:
         if must_call(body):
