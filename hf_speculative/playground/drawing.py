@@ -67,10 +67,12 @@ def round_view(record: RoundRecord | None, decode: Callable[[list[int]], str], i
         bars = [(kind, probs[token], percent(probs[token], 1)) for kind, probs in known.items()]
         return name(token), _mark(record, index, token), bars
 
+    # the places with a guess, and the one where the round ended
+    shown = [i for i, place in enumerate(record.places) if place.guesses or i <= record.num_from_draft]
     values = {
         "record": record,
         "headline": headline(record),
-        "places": [(i, _guess_name(record, i, name), _verdict(record, i)) for i in _shown(record)],
+        "places": [(i, _guess_name(record, i, name), _verdict(record, i)) for i in shown],
         "index": index,
         "why": why(record, index, name),
         "rows": [row(token) for token in place.target],
@@ -78,11 +80,6 @@ def round_view(record: RoundRecord | None, decode: Callable[[list[int]], str], i
         "others": [name(g.token) for g in record.guesses if not g.is_kept] if record.is_tree else [],
     }
     return render("playground/round.html", values)
-
-
-def _shown(record: RoundRecord) -> list[int]:
-    """The places with a guess, and the one where the round ended."""
-    return [i for i, place in enumerate(record.places) if place.guesses or i <= record.num_from_draft]
 
 
 def _verdict(record: RoundRecord, index: int) -> str:

@@ -1,7 +1,7 @@
 """Run requests that no engine takes: calls of `model.generate`, one at a time, on a thread of their own."""
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -9,12 +9,8 @@ from transformers import BatchFeature, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call.statistics import RowStatistics
 from ..models import device_of
-from .engine import QueueFull
 from .logprobs import Logprob
 from .protocol import BadRequest
-
-#: the most calls that wait
-MOST_WAITING = 1024
 
 
 class Call:
@@ -46,20 +42,6 @@ class OneAtATime:
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
         self.model, self.tokenizer = model, tokenizer
         self.pool = ThreadPoolExecutor(1, "hf-speculative-one-at-a-time")
-        self.num_waiting = 0
-
-    def call(self, function: Callable[[], Any]) -> Future:
-        """Run a function in turn.
-
-        Raises:
-            QueueFull: too many wait already.
-        """
-        if self.num_waiting >= MOST_WAITING:
-            raise QueueFull(f"{self.num_waiting} requests wait already: try again later")
-        self.num_waiting += 1
-        job = self.pool.submit(function)
-        job.add_done_callback(lambda _: setattr(self, "num_waiting", self.num_waiting - 1))
-        return job
 
     def submit(
         self,
@@ -75,12 +57,9 @@ class OneAtATime:
 
         Raises:
             BadRequest: log-probabilities are asked for.
-            QueueFull: too many requests wait.
         """
         if num_top is not None:
-            raise BadRequest(
-                "`logprobs`: a request that runs alone, as with images, has none: leave it out.", "logprobs"
-            )
+            raise BadRequest("`logprobs`: a request that runs alone, as images do, has none: leave it out.", "logprobs")
         call, ids = Call(receive), torch.tensor([prompt])
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **media}
         if hasattr(self.model, "has_talker"):
@@ -100,7 +79,7 @@ class OneAtATime:
                 error = caught
             finish(error)
 
-        self.call(run)
+        self.pool.submit(run)
         return call
 
     def close(self) -> None:

@@ -200,7 +200,7 @@ class Served:
             raise BadRequest(f"the prompt has {len(ids)} tokens, more than the {self.max_length} that fit: shorten it.")
         if unknown := [i for i in ids if i >= num_logits(self.model)]:
             raise BadRequest(f"the prompt holds the token {unknown[0]}, which the model does not have.", "prompt")
-        call = self.alone.call if self.engine is None else self.engine.call
+        call = self.alone.pool.submit if self.engine is None else self.engine.call
         return call(lambda: logprobs_of_prompt(self.model, ids, num_top)).result()
 
     @property
