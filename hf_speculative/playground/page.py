@@ -4,6 +4,7 @@ import time
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,11 @@ def build(
         max_new_tokens: the most that can be asked for.
         raw: a prompt is no message at first, though there is a chat template.
     """
-    page = Page(models)
+    page, html = Page(models), partial(gr.HTML, apply_default_css=False)
     first = replace(first or Settings(), method=models.methods[0])
     prompts = prompts or ["Once upon a time"]
     with gr.Blocks(title="hf-speculative playground", analytics_enabled=False) as blocks:
-        gr.HTML(drawing.heading(name), apply_default_css=False)
+        html(drawing.heading(name))
         shown = gr.State(None)
         prompt = gr.Textbox(prompts[0], label="Prompt", lines=4, max_lines=12)
         with gr.Row():
@@ -87,46 +88,33 @@ def build(
                 lines=2,
                 max_lines=12,
             )
-            as_chat = gr.Checkbox(
-                speaks_chat(models.tokenizer) and not raw,
-                label="The prompt is a message in a chat",
-                visible=speaks_chat(models.tokenizer),
-            )
+            is_chat = speaks_chat(models.tokenizer)
+            as_chat = gr.Checkbox(is_chat and not raw, label="The prompt is a message in a chat", visible=is_chat)
             gr.Examples([[text] for text in prompts], [prompt], label="Prompts")
         with gr.Row(equal_height=True):
             texts = [
-                gr.HTML(
-                    drawing.column(None, which, title),
-                    apply_default_css=False,
-                    min_width=300,
-                    elem_id=which,
-                    js_on_load=SELECTS_TOKEN,
-                )
+                html(drawing.column(None, which, title), min_width=300, elem_id=which, js_on_load=SELECTS_TOKEN)
                 for which, title in TITLES.items()
             ]
-        plots = gr.HTML(drawing.plots(None), apply_default_css=False, elem_id="plots")
-        gr.HTML(drawing.LEGEND, apply_default_css=False)
+        plots = html(drawing.plots(None), elem_id="plots")
+        html(drawing.LEGEND)
         with gr.Column(visible=False, elem_id="stepper") as stepper:
             number = gr.Slider(1, 2, 1, step=1, label="Round", elem_id="round")
             with gr.Row():
                 before = gr.Button("\u2190 Round before", elem_id="before", min_width=120)
                 after = gr.Button("Next round \u2192", elem_id="after", min_width=120)
-        details = gr.HTML(
-            drawing.round_view(None, page.decode), apply_default_css=False, elem_id="details", js_on_load=SELECTS_PLACE
-        )
+        details = html(drawing.round_view(None, page.decode), elem_id="details", js_on_load=SELECTS_PLACE)
 
-        both = [*texts, plots, shown]
         stepped = [stepper, number, details]
+        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         running = start.click(
             page.frames,
             [prompt, as_chat, *(controls[name] for name in CONTROLS)],
-            [*both, *stepped],
-            show_progress="hidden",
+            [*texts, plots, shown, *stepped],
             concurrency_id="model",
             concurrency_limit=1,  # the models have one cache each
-            api_visibility="private",
+            **quiet,
         )
-        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         stop.click(page.rounds, [shown], stepped, cancels=[running], **quiet)
         number.input(
             lambda run, n: page.round(run, n)[1], [shown, number], details, trigger_mode="always_last", **quiet

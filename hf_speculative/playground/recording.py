@@ -136,19 +136,9 @@ class Recorder(Rule):
                 left = _normalised(share * target[i, : len(q)] - q)
             told = [guesses[n].token for n in here] + ([] if token is None else [token])
             places.append(_place(here, token, told, target[i], q, left))
-        self.rounds.append(
-            RoundRecord(
-                self.name,
-                self.is_greedy,
-                is_tree,
-                sum(len(before.tokens) for before in self.rounds),
-                guesses,
-                places,
-                round.tokens[0],
-                round.num_from_draft[0],
-                round.is_cut[0],
-            )
-        )
+        start = sum(len(before.tokens) for before in self.rounds)
+        how, end = (self.name, self.is_greedy, is_tree), (round.num_from_draft[0], round.is_cut[0])
+        self.rounds.append(RoundRecord(*how, start, guesses, places, round.tokens[0], *end))
 
     def _drawn_from(self, draft: Draft) -> Tensor | None:
         """`(k, vocab)`, what each guess of a chain was drawn from, if known."""

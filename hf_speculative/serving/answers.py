@@ -3,6 +3,7 @@
 import json
 import time
 import uuid
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -65,16 +66,18 @@ class Answer:
     def __init__(self, body: Sampling, model: str, tokenizer: PreTrainedTokenizerBase):
         self.body, self.model = body, model
         self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
-        self.token_text = lru_cache(4096)(lambda token: tokenizer.decode([token]))
-        self.parts: dict[int, list[Part]] = {}
-        self.logprobs: dict[int, list[Logprob]] = {}
-        self.num_calls: dict[int, int] = {}
+        self.tokenizer, self.token_text = tokenizer, lru_cache(4096)(lambda token: tokenizer.decode([token]))
+        # by the index of the reply
+        self.parts: dict[int, list[Part]] = defaultdict(list)
+        self.logprobs: dict[int, list[Logprob]] = defaultdict(list)
+        self.num_calls: Counter[int] = Counter()
+        self.num_characters: Counter[int] = Counter()
 
     # ---- whole
 
     def add(self, event: Event) -> None:
-        self.parts.setdefault(event.reply.index, []).extend(event.parts)
-        self.logprobs.setdefault(event.reply.index, []).extend(event.logprobs)
+        self.parts[event.reply.index] += event.parts
+        self.logprobs[event.reply.index] += event.logprobs
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         head = {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
@@ -134,8 +137,8 @@ class Answer:
         deltas: list[dict[str, Any]] = []
         for kind, value in parts:
             if kind == "tool_calls":
-                nth = self.num_calls[reply.index] = self.num_calls.get(reply.index, -1) + 1
-                deltas.append({"tool_calls": [{"index": nth} | value]})
+                deltas.append({"tool_calls": [{"index": self.num_calls[reply.index]} | value]})
+                self.num_calls[reply.index] += 1
             elif deltas and kind in deltas[-1]:
                 deltas[-1][kind] += value
             else:
@@ -158,11 +161,6 @@ class TextAnswer(Answer):
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
     body: Any
-
-    def __init__(self, body: Sampling, model: str, tokenizer: PreTrainedTokenizerBase):
-        super().__init__(body, model, tokenizer)
-        self.tokenizer = tokenizer
-        self.num_characters: dict[int, int] = {}
 
     def _echoed(self, reply: Reply) -> tuple[str, list[Logprob]]:
         """The prompt, if the request wants an echo; its first token has no log-probability."""
@@ -197,8 +195,8 @@ class TextAnswer(Answer):
             return None
         texts, offsets = [self.token_text(one.token) for one in logprobs], []
         for text in texts:
-            offsets.append(self.num_characters.get(reply.index, 0))
-            self.num_characters[reply.index] = offsets[-1] + len(text)
+            offsets.append(self.num_characters[reply.index])
+            self.num_characters[reply.index] += len(text)
         top: list[Any] = []
         for one in logprobs:
             top.append({})

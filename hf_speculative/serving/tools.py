@@ -3,6 +3,8 @@
 import json
 import re
 import uuid
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import regex
@@ -171,37 +173,27 @@ class Parsed(PlainText):
     def feed(self, text: str) -> list[tuple[str, Any]]:
         parts, self.begun = self.begun, []
         for piece in re.split("(?<=>)", text):  # pieces end with tags, so that the start of a call is known
-            if self.is_broken:
-                parts += super().feed(piece)
-                continue
             self.recent += piece
-            try:
-                parts += self._read(self.parser.feed(piece))
-            except (ValueError, KeyError, TypeError):  # no valid call: the rest is text
-                self.is_broken = True
-                parts += self._broken()
+            parts += super().feed(piece) if self.is_broken else self._read(partial(self.parser.feed, piece))
         return parts
 
     def end(self) -> list[tuple[str, Any]]:
         parts, self.begun = self.begun, []
-        if self.is_broken:
-            return parts
-        try:
-            return parts + self._read(self.parser.finalize()[1])
-        except (ValueError, KeyError, TypeError):  # the text ends inside a call
-            return parts + self._broken()
+        return parts if self.is_broken else parts + self._read(lambda: self.parser.finalize()[1])
 
-    def _read(self, events: list[dict]) -> list[tuple[str, Any]]:
-        parts = self._parts(events)
+    def _read(self, parse: Callable[[], list[dict]]) -> list[tuple[str, Any]]:
+        """Parts of what the parser finds next; from a call that it cannot read on, all is text."""
+        try:
+            events = parse()
+            parts = self._parts(events)
+        except (ValueError, KeyError, TypeError):
+            self.is_broken = True
+            found = regex.search(self.opens, self.recent) if self.opens else None
+            return super().feed(self.recent[found.start() if found else 0 :])
         tags = {(event["type"], event.get("field")) for event in events} - {("region_open", "tool_calls")}
         if any(kind != "region_chunk" and field != "content" for kind, field in tags):
             self.recent = ""
         return parts
-
-    def _broken(self) -> list[tuple[str, Any]]:
-        """The text of the unreadable call, as content."""
-        found = regex.search(self.opens, self.recent) if self.opens else None
-        return super().feed(self.recent[found.start() if found else 0 :])
 
     @staticmethod
     def _parts(events: list[dict]) -> list[tuple[str, Any]]:

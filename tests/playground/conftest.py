@@ -3,7 +3,7 @@ import copy
 
 import pytest
 
-from hf_speculative.playground.runs import Models
+from hf_speculative.playground.runs import Models, Settings, run
 from tests.support import tiny, tongues
 
 
@@ -11,6 +11,17 @@ from tests.support import tiny, tongues
 def models():
     target = tiny.llama(vocab_size=300)
     return Models(target, copy.deepcopy(tongues.byte_level(300)), tiny.noisy_copy(target))
+
+
+@pytest.fixture
+def decoded(models):
+    """Runs a prompt to its end."""
+
+    def decode(prompt, models=models, as_chat=False, **settings):
+        *_, shown = run(models, Settings(**settings), prompt, as_chat)
+        return shown
+
+    return decode
 
 
 @pytest.fixture(autouse=True)

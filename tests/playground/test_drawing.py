@@ -4,7 +4,6 @@ from html.parser import HTMLParser
 
 from hf_speculative.playground import drawing, wording
 from hf_speculative.playground.recording import Guess, Place, RoundRecord
-from hf_speculative.playground.runs import Settings, run
 from tests.support.snapshots import assert_as_stored
 
 VOID = {"br", "img", "line", "rect", "polyline"}
@@ -74,12 +73,9 @@ def test_what_is_said_of_rounds_and_their_places():
     assert_as_stored("playground.txt", "\n".join(said[1:]) + "\n")
 
 
-def test_texts(models):
-    frames = 0
-    for shown in run(models, Settings(max_new_tokens=16), "<b>a & b\n"):
-        frames += 1
-        own = Tags(drawing.column(shown, "own", "Own"))
-    assert frames > 16
+def test_texts(models, decoded):
+    shown = decoded("<b>a & b\n", max_new_tokens=16)
+    own = Tags(drawing.column(shown, "own", "Own"))
     assert "<b>a & b" in own.text and "b" not in [tag for tag, _ in own.found if tag == "b"][1:]
     tokens = [attributes for _, attributes in own.found if "data-round" in attributes]
     assert len(tokens) == 16 and all("target" in attributes["title"] for attributes in tokens)
@@ -90,10 +86,9 @@ def test_texts(models):
     assert "once a text is there" in drawing.round_view(None, models.tokenizer.decode)
 
 
-def test_what_a_model_writes_stays_text(models):
+def test_what_a_model_writes_stays_text(decoded):
     hostile = '<script>window.hacked=1</script>"\u202e'
-    for shown in run(models, Settings(max_new_tokens=4), hostile):  # noqa: B007
-        pass
+    shown = decoded(hostile, max_new_tokens=4)
     for html in (drawing.column(shown, "own", "Own"), drawing.round_view(shown.rounds[1], lambda ids: hostile)):
         tags = Tags(html)
         assert "script" not in [tag for tag, _ in tags.found] and "\u202e" not in html and "window.hacked" in tags.text

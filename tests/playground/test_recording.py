@@ -4,15 +4,9 @@ import pytest
 import torch
 
 from hf_speculative.playground.recording import NUM_LIKELIEST
-from hf_speculative.playground.runs import REPRODUCIBLE, Settings, run
+from hf_speculative.playground.runs import REPRODUCIBLE
 
 PROMPT = "import os\n"
-
-
-def records(models, **settings):
-    for shown in run(models, Settings(**({"max_new_tokens": 24} | settings)), PROMPT):  # noqa: B007
-        pass
-    return shown
 
 
 def distribution(model, ids, temperature=0.0):
@@ -33,19 +27,12 @@ def texts_before(models, shown):
             yield record, i, place, prompt + shown.own.ids[: record.start] + guesses
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"temperature": 0.8},
-        {"temperature": 0.8, "judge": "token"},
-        {"temperature": 0.8, "judge": "sampled"},
-        {"temperature": 0.8, "judge": REPRODUCIBLE},
-    ],
-    ids=str,
-)
-def test_probabilities_are_the_models(models, settings):
-    shown = records(models, **settings)
+JUDGES = ({}, {"judge": "token"}, {"judge": "sampled"}, {"judge": REPRODUCIBLE})
+
+
+@pytest.mark.parametrize("settings", [{}, *({"temperature": 0.8} | judge for judge in JUDGES)], ids=str)
+def test_probabilities_are_the_models(models, decoded, settings):
+    shown = decoded(PROMPT, max_new_tokens=24, **settings)
     temperature = settings.get("temperature", 0.0)
     num_refused = 0
     for record, i, place, before in texts_before(models, shown):

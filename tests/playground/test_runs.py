@@ -1,22 +1,15 @@
 """Both texts are what `generate` gives, whatever watches the rounds."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative.playground.runs import DRAFT_MODEL, Models, Settings, run
+from hf_speculative.playground.runs import DRAFT_MODEL, Settings, run
 
 PROMPT = "def mean(values):\n"
-
-
-def decoded(models, **settings):
-    shown = None
-    for shown in run(models, Settings(max_new_tokens=24, **settings), PROMPT):  # noqa: B007
-        pass
-    assert shown is not None and shown.is_done
-    return shown
 
 
 def plain(models, **kwargs):
@@ -26,35 +19,31 @@ def plain(models, **kwargs):
 
 
 @pytest.mark.parametrize("method", [DRAFT_MODEL, "auto", "suffix", "recycling", "ngram"])
-def test_greedy_texts_are_plain_generate_s(models, method):
-    shown = decoded(models, method=method, repetition_penalty=1.1)
+def test_greedy_texts_are_plain_generate_s(models, decoded, method):
+    shown = decoded(PROMPT, max_new_tokens=24, method=method, repetition_penalty=1.1)
     assert shown.plain.ids == shown.own.ids == plain(models, do_sample=False, repetition_penalty=1.1)
-    assert shown.are_equal and shown.statistics.num_new_tokens == 24
+    assert shown.is_done and shown.are_equal and shown.statistics.num_new_tokens == 24
     assert "".join(token.text for token in shown.own.tokens) == "".join(token.text for token in shown.plain.tokens)
 
 
 @pytest.mark.parametrize("judge", ["block", "token", "sampled"])
-def test_a_watched_rule_gives_what_the_rule_gives(models, judge):
-    shown = decoded(models, temperature=0.8, top_p=0.9, seed=5, judge=judge)
+def test_a_watched_rule_gives_what_the_rule_gives(models, decoded, judge):
+    shown = decoded(PROMPT, max_new_tokens=24, temperature=0.8, top_p=0.9, seed=5, judge=judge)
     ids = models.tokenizer(PROMPT, return_tensors="pt").input_ids
     torch.manual_seed(5)
     settings = {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "pad_token_id": 0, "max_new_tokens": 24}
+    config = hs.SpeculativeConfig(rule=judge)
     alone = hs.generate(
-        models.target,
-        ids,
-        draft_model=models.draft,
-        speculative_config=hs.SpeculativeConfig(rule=judge),
-        num_draft_tokens=4,
-        **settings,
+        models.target, ids, draft_model=models.draft, num_draft_tokens=4, speculative_config=config, **settings
     )
     assert shown.own.ids == alone[0, ids.shape[1] :].tolist()
     assert shown.plain.ids == plain(models, seed=5, do_sample=True, temperature=0.8, top_p=0.9)
 
 
 @pytest.mark.parametrize("settings", [{}, {"method": "grammar"}, {"method": "suffix"}, {"temperature": 0.8}])
-def test_tokens_that_a_grammar_forces_are_marked(models, settings):
+def test_tokens_that_a_grammar_forces_are_marked(decoded, settings):
     pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
-    shown = decoded(models, grammar='start: ("call(" /[a-z]/ ") # done; "){9}', **settings)
+    shown = decoded(PROMPT, max_new_tokens=24, grammar='start: ("call(" /[a-z]/ ") # done; "){9}', **settings)
     assert shown.plain.ids == shown.own.ids or settings.get("temperature")
     tokens, text = shown.own.tokens, ""
     for token in tokens:
@@ -72,12 +61,8 @@ def test_settings_that_are_none_are_refused_before_anything_runs(models):
         next(run(models, Settings(), ""))
 
 
-def test_a_message_goes_through_the_template(models):
+def test_a_message_goes_through_the_template(models, decoded):
     tokenizer = copy.deepcopy(models.tokenizer)
     tokenizer.chat_template = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
-    talk = Models(models.target, tokenizer, models.draft)
-    for shown in run(talk, Settings(max_new_tokens=6), "hi", as_chat=True):  # noqa: B007
-        pass
-    for same in run(models, Settings(max_new_tokens=6), "[hi]"):  # noqa: B007
-        pass
-    assert shown.own.ids == same.own.ids
+    shown = decoded("hi", replace(models, tokenizer=tokenizer), as_chat=True, max_new_tokens=6)
+    assert shown.own.ids == decoded("[hi]", max_new_tokens=6).own.ids
