@@ -37,9 +37,6 @@ FREE: ~/(?s:.*){OPEN}(?s:.*)/
 """
 #: white space as `json.dumps` writes it: flexible white space might never end
 COMPACT = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
-#: keywords of JSON schemas whose values are schemas by name, and those whose values are no schemas
-NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-VALUES = ("const", "enum", "default", "examples")
 REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -65,43 +62,22 @@ def grammar_of(body: WithTools, has_tags: bool) -> Any:
     is_kept_to = body.parallel_tool_calls is False or any(tool.strict for tool in tools)
     if choice == "none" or not tools or not (must_call(body) or is_kept_to):
         return None
-    calls, forms = [], {}
-    for nth, tool in enumerate(tools):
-        place = f"#/$defs/{nth}"
-        forms[str(nth)] = _moved(tool.parameters or {"type": "object"}, place)
-        fields = {"name": {"const": tool.name}, "arguments": {"$ref": place}}
-        calls.append({"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False})
-    schema = {"x-guidance": COMPACT, "$defs": forms} | (calls[0] if len(calls) == 1 else {"anyOf": calls})
+    rules = f"tool: {' | '.join(f'tool_{nth}' for nth in range(len(tools)))}\n"
+    for nth, tool in enumerate(tools):  # each schema has a rule of its own, so that its pointers begin at its own root
+        begin = json.dumps(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
+        schema = (tool.parameters or {"type": "object"}) | {"x-guidance": COMPACT}
+        rules += f'tool_{nth}: {begin} json_{nth} "}}"\njson_{nth}: %json {json.dumps(schema)}\n'
     if not has_tags:
         if must_call(body):
-            return schema
+            return f"start: tool\n{rules}"
         raise BadRequest(
             "this model's template has no form for calls, so `strict` tools need `tool_choice`: 'required' or a name.",
             "tools",
         )
-    call = f'call: "\\n" json "\\n{CLOSE}"\njson: %json {json.dumps(schema)}\n'
+    call = f'call: "\\n" tool "\\n{CLOSE}"\n{rules}'
     if must_call(body):
         return f'start: "{OPEN}" call\n{call}'
     return f"start: (opened call){'?' if body.parallel_tool_calls is False else '*'} free{FREE}{call}"
-
-
-def _moved(schema: Any, place: str) -> Any:
-    """Move a schema to `place` in another one: its pointers are adjusted."""
-    if isinstance(schema, list):
-        return [_moved(one, place) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {}
-    for keyword, value in schema.items():
-        if keyword == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
-            value = place + value[1:]
-        elif keyword in NAMED and isinstance(value, dict):
-            value = {name: _moved(one, place) for name, one in value.items()}
-        elif keyword not in VALUES:
-            value = _moved(value, place)
-        if keyword != "$id":  # pointers would begin there
-            moved[keyword] = value
-    return moved
 
 
 def tool_call(name: str, arguments: Any) -> dict[str, Any]:
