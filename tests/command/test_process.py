@@ -122,15 +122,9 @@ def stopped(process, is_ready):
 def test_ctrl_c_while_it_imports(command, tmp_path):
     data = tmp_path / "data.txt"
     data.write_text("a\n")
-    args = {
-        "generate": ["x"],
-        "eval": ["--dataset", data],
-        "train": ["--data", data],
-        "export-generate": [tmp_path / "out"],
-    }
-    args["export"] = ["head", tmp_path / "out"]
-    args["card"] = [tmp_path / "eval.jsonl"]
-    args["audit"] = ["embedded", data, data]
+    output = tmp_path / "out"
+    args = {"generate": ["x"], "eval": ["--dataset", data], "train": ["--data", data], "export": ["head", output]}
+    args |= {"export-generate": [output], "card": [tmp_path / "eval.jsonl"], "audit": ["embedded", data, data]}
     process = start(command, *args.get(command, ()), before=STAY_IN_IMPORT)
     output, messages = stopped(process, lambda: process.stdout.readline() == "importing\n")
     assert not output and messages.strip() == "stopped"

@@ -40,9 +40,9 @@ WRONG = {
     "a model's folder": ["check", "./missing"],
     "a draft's name": ["serve", "--draft-model", "no name"],
     "a file": ["chat", __file__],
+    "a folder": ["playground", "--draft-model", "no/such/folder"],
+    "a number format": ["playground", "--dtype", "int3"],
 }
-
-
 #: runs commands one after the other, each of which has to exit with status 2
 REFUSED = """
 import sys

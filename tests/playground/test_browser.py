@@ -1,15 +1,11 @@
 """The playground as people meet it: the command's own server, in a headless Chromium, on a phone and a desktop."""
 
-import os
 import re
-import select
-import socket
-import subprocess
-import sys
 
 import pytest
 
 from tests.support import browser
+from tests.support.served import PATIENCE, serving
 
 pytest.importorskip("gradio", reason="the extra `playground` is not installed")
 playwright = pytest.importorskip("playwright.sync_api", reason="the extra `test` is not installed")
@@ -17,23 +13,12 @@ playwright = pytest.importorskip("playwright.sync_api", reason="the extra `test`
 pytestmark = pytest.mark.slow
 
 SIZES = {"phone": {"width": 375, "height": 812}, "desktop": {"width": 1280, "height": 900}}
-PATIENCE = 120
 
 
 @pytest.fixture(scope="module")
 def address():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "hf_speculative", "playground", "--port", str(port)]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
-        try:
-            assert select.select([server.stderr], [], [], PATIENCE)[0], "it does not start"
-            assert "Ctrl-C ends it" in server.stderr.readline()
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.terminate()
+    with serving("playground") as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

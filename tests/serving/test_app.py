@@ -16,10 +16,9 @@ from fastapi.testclient import TestClient
 from hf_speculative.serving import guard, patience, stops
 from hf_speculative.serving.app import build_app
 from tests.support import tiny, tongues
-from tests.support.served import PATIENCE, alone, running
+from tests.support.served import PATIENCE, TEMPLATE, alone, running, streamed
 
 JSON = {"content-type": "application/json"}
-TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +56,8 @@ def text_alone(target, tokenizer, prompt, seed=0, **settings):
     return tokenizer.decode(ids, skip_special_tokens=True)
 
 
-def events(response):
-    *lines, last = [line.removeprefix("data: ") for line in response.iter_lines() if line]
-    assert last == "[DONE]"
-    return [json.loads(line) for line in lines]
-
-
-def streamed(client, body):
-    with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
-        return "".join(chunk["choices"][0]["text"] for chunk in events(response))
+def text_streamed(client, body):
+    return "".join(chunk["choices"][0]["text"] for chunk in streamed(client, "completions", body))
 
 
 @pytest.mark.parametrize(
@@ -89,8 +81,7 @@ def test_completions(body, settings, client, target, tokenizer):
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0  # no other row has begun so
     counts = answer["metrics"]["speculative_decoding"]
     assert counts["num_draft_tokens"] >= counts["num_accepted_draft_tokens"] > 0
-    with client.stream("POST", "/v1/completions", json={"prompt": "hello", "stream": True} | body) as response:
-        chunks = events(response)
+    chunks = streamed(client, "completions", {"prompt": "hello"} | body)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected
     assert chunks[-1]["metrics"]["speculative_decoding"] == counts
 
@@ -101,7 +92,7 @@ def test_a_stream_tells_half_a_character_at_the_end(stop, client, tokenizer):
     body = {"prompt": "hello", "max_tokens": 1, "logit_bias": {str(token): 100}, "stop": stop}
     expected = "" if "\ufffd" in stop else "\ufffd"
     assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == expected
-    assert streamed(client, body) == expected
+    assert text_streamed(client, body) == expected
 
 
 def test_an_answer_of_no_length_fits(client):
@@ -249,7 +240,7 @@ def test_stop_texts_are_cut_off_and_not_looked_for_in_the_prompt(of_engine, clie
         answer = client.post("/v1/completions", json=body).json()
         assert answer["choices"][0]["text"] == whole[: whole.index(stop)]
         assert answer["choices"][0]["finish_reason"] == "stop" and answer["usage"]["completion_tokens"] < 30
-        assert streamed(client, body) == whole[: whole.index(stop)]
+        assert text_streamed(client, body) == whole[: whole.index(stop)]
     chat = client.post(
         "/v1/chat/completions", json=PROMPTS["chat/completions"] | {"max_tokens": 30, "stop": stop}
     ).json()
@@ -258,7 +249,7 @@ def test_stop_texts_are_cut_off_and_not_looked_for_in_the_prompt(of_engine, clie
     answer = client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 30, "stop": across}).json()
     assert answer["choices"][0]["text"] == stops.without_stop(whole, [across])
     body = {"prompt": "hello", "max_tokens": 30, "stop": whole[-2:] + "!"}
-    assert streamed(client, body) == whole, "nothing stays held back"
+    assert text_streamed(client, body) == whole, "nothing stays held back"
 
 
 def test_ids_of_clients_are_labels(client, target, tokenizer):

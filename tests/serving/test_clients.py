@@ -1,16 +1,11 @@
 """Other people's clients against a server in a process of its own: lm-eval."""
 
 import json
-import socket
-import subprocess
-import sys
-import time
 
-import httpx
 import pytest
 
 from hf_speculative.embedded import FOLDER, embedded_pair
-from tests.support.served import PATIENCE
+from tests.support.served import TEMPLATE, serving
 
 pytest.importorskip("tenacity", reason="lm_eval[api] needs it")
 pytestmark = pytest.mark.slow
@@ -20,7 +15,6 @@ DOCUMENTS = [
     {"text": "def run(self, ", "goal": "name", "choices": ["class", "name):"], "label": 1},
     {"text": "def main():\n", "goal": "    ", "choices": ["\n\n\n\n", "    return"], "label": 1},
 ]
-TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -36,39 +30,16 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(folder):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "hf_speculative", "serve", str(folder), "--draft-model", str(FOLDER / "draft")]
-    command += ["--dtype", "float32", "--name", "tiny", "--port", str(port)]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
-        try:
-            until = time.monotonic() + PATIENCE
-            while not answers(f"http://localhost:{port}/health"):
-                assert server.poll() is None and time.monotonic() < until
-                time.sleep(0.2)
-            yield f"http://localhost:{port}/v1"
-        finally:
-            server.terminate()
-
-
-def answers(url):
-    try:
-        return httpx.get(url).status_code == 200
-    except httpx.TransportError:
-        return False
+    draft = ("--draft-model", str(FOLDER / "draft"), "--dtype", "float32")
+    with serving("serve", str(folder), *draft, "--name", "tiny", path="/health") as address:
+        yield f"{address}/v1"
 
 
 def task(tmp_path, name, **more):
     (tmp_path / "documents.jsonl").write_text("\n".join(map(json.dumps, DOCUMENTS)))
     files = {"data_files": {"test": str(tmp_path / "documents.jsonl")}, "cache_dir": str(tmp_path)}
-    return {
-        "task": name,
-        "dataset_path": "json",
-        "dataset_kwargs": files,
-        "test_split": "test",
-        "doc_to_text": "{{text}}",
-    } | more
+    data = {"dataset_path": "json", "dataset_kwargs": files, "test_split": "test", "doc_to_text": "{{text}}"}
+    return {"task": name} | data | more
 
 
 @pytest.mark.parametrize("kind", ["local-completions", "local-chat-completions"])
@@ -78,17 +49,9 @@ def test_lm_eval_finds_what_it_finds_in_process(kind, address, folder, tmp_path,
     from lm_eval.tasks import TaskManager
 
     monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
-    settings = {"until": ["\n\n"], "max_gen_toks": 16}
-    tasks = [
-        task(
-            tmp_path,
-            "completes",
-            output_type="generate_until",
-            doc_to_target="{{goal}}",
-            generation_kwargs=settings,
-            metric_list=[{"metric": "exact_match"}],
-        )
-    ]
+    writes = {"output_type": "generate_until", "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 16}}
+    writes |= {"doc_to_target": "{{goal}}", "metric_list": [{"metric": "exact_match"}]}
+    tasks = [task(tmp_path, "completes", **writes)]
     is_chat = kind == "local-chat-completions"
     if not is_chat:
         of_choices = {"doc_to_choice": "{{choices}}", "doc_to_target": "{{label}}", "metric_list": [{"metric": "acc"}]}

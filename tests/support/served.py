@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import sys
 import threading
+import time
 from contextlib import contextmanager
 
+import httpx
 import torch
 
 from hf_speculative.serving.engine import Engine
 
 #: long enough for any machine; a test that hangs fails
 PATIENCE = 120
+#: a chat template that repeats what is said
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 class Answer:
@@ -59,3 +68,37 @@ def alone(model, prompt: list[int], seed: int = 0, media=None, **settings) -> li
     torch.manual_seed(seed)
     output = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **media or {}, **settings)
     return output[0, len(prompt) :].tolist()
+
+
+def streamed(client, path: str, body: dict) -> list[dict]:
+    """The events of an answer."""
+    with client.stream("POST", f"/v1/{path}", json=body | {"stream": True}) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data")]
+    assert path == "responses" or lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+@contextmanager
+def serving(*command: str, path: str = "/"):
+    """The address of a command's server, in a process of its own, once it answers at `path`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address, until = f"http://127.0.0.1:{port}", time.monotonic() + PATIENCE
+    command = (sys.executable, "-m", "hf_speculative", *command, "--host", "127.0.0.1", "--port", str(port))
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as server:
+        try:
+            while not _answers(address + path):
+                assert server.poll() is None and time.monotonic() < until, "it does not start"
+                time.sleep(0.2)
+            yield address
+        finally:
+            server.terminate()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.TransportError:
+        return False
