@@ -3,7 +3,7 @@
 import time
 from collections.abc import Generator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,8 @@ SELECTS_PLACE = """element.addEventListener("click", event => {
   const place = event.target.closest("[data-place]");
   if (place) trigger("click", {place: Number(place.dataset.place)});
 });"""
-#: the order of the controls
-CONTROLS = (
-    *("max_new_tokens", "temperature", "num_draft_tokens", "top_p", "repetition_penalty", "seed"),
-    *("method", "judge", "grammar"),
-)
+#: the order of the controls, one for each setting
+CONTROLS = tuple(field.name for field in fields(Settings))
 TITLES = {"plain": "Plain decoding", "own": "Speculative decoding"}
 
 

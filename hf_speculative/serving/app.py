@@ -1,7 +1,6 @@
 """The web application with OpenAI's endpoints, on FastAPI."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,7 +21,6 @@ from .replies import TOLD, Event, Reply, words_of
 from .responses import ResponseAnswer, Responses
 from .served import Served
 
-logger = logging.getLogger(__name__)
 ENDPOINTS: dict[str, tuple[type[Sampling], type]] = {
     "/v1/chat/completions": (Chat, Answer),
     "/v1/completions": (Completion, TextAnswer),
@@ -83,7 +81,8 @@ def build_app(
 
     @app.get("/health")
     async def health() -> JSONResponse:
-        return JSONResponse({"status": "ok" if served.is_alive else "dead"}, 200 if served.is_alive else 503)
+        is_alive = engine is None or engine.is_alive
+        return JSONResponse({"status": "ok" if is_alive else "dead"}, 200 if is_alive else 503)
 
     if engine is not None:
         registry = CollectorRegistry()
@@ -163,6 +162,4 @@ def _status(error: BaseException) -> int:
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException):
         return error_of(error.status_code, str(error.detail))
-    if (status := _status(error)) == 500:
-        logger.error("a request failed", exc_info=error)
-    return error_of(status, words_of(error), getattr(error, "param", None), getattr(error, "code", None))
+    return error_of(_status(error), words_of(error), getattr(error, "param", None), getattr(error, "code", None))

@@ -111,12 +111,10 @@ class Engine:
         options = prepare(self.model, dict(kwargs), *attached_to(self.model))
         options = options or prepare(self.model, dict(NO_DRAFT), None, None)
         assert options is not None
+        config = options.config
         if options.is_bitwise:
-            lanes = max(self.max_lanes, options.config.lanes or 0)
-            options = replace(options, config=replace(options.config, lanes=lanes))
-        if tokenizer is not None and options.config.tokenizer is None:
-            options = replace(options, config=replace(options.config, tokenizer=tokenizer))
-        return options
+            config = replace(config, lanes=max(self.max_lanes, config.lanes or 0))
+        return replace(options, config=replace(config, tokenizer=config.tokenizer or tokenizer))
 
     def _check_drafts(self) -> None:
         """Refuse drafts that fit no request now, rather than in every request."""

@@ -203,10 +203,6 @@ class Served:
         call = self.alone.pool.submit if self.engine is None else self.engine.call
         return call(lambda: logprobs_of_prompt(self.model, ids, num_top)).result()
 
-    @property
-    def is_alive(self) -> bool:
-        return self.engine is None or self.engine.is_alive
-
     def close(self) -> None:
         self.alone.close()
         if self.engine is not None:

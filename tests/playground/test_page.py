@@ -6,9 +6,9 @@ gr = pytest.importorskip("gradio", reason="the extra `playground` is not install
 
 from hf_speculative.playground import page as module  # noqa: E402
 from hf_speculative.playground.page import Page, build, look  # noqa: E402
+from hf_speculative.playground.runs import Settings  # noqa: E402
 
-#: tokens, temperature, draft tokens, top-p, penalty, seed, method, judge, grammar
-VALUES = (12, 0.0, 4, 1.0, 1.0, 0, "draft model", "block", "")
+VALUES = tuple(vars(Settings(max_new_tokens=12)).values())
 
 
 @pytest.fixture
