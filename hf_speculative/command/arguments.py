@@ -87,7 +87,7 @@ def raw_setting(panel: str | None = None) -> Any:
     """The field `raw` of settings: whether texts go through a chat template."""
     return setting(
         False,
-        "Continue the text of a prompt as it is, where the model has a chat template. Default: answer it.",
+        "Continue the prompt as it is, despite a chat template. Default: answer it.",
         panel=panel,
     )
 
@@ -129,15 +129,11 @@ class Reading:
     """Which rows of a data set are read, and how a prompt is made of one."""
 
     field: str = setting("prompt", "The column with the prompts: texts, or lists of chat messages.", panel=DATA)
-    template: str | None = setting(
-        None, "A Jinja template over the columns, instead of --field: $'Q: {{ question }}\\nA:'.", panel=DATA
-    )
+    template: str | None = setting(None, "A Jinja template instead of --field: $'Q: {{ question }}\\nA:'.", panel=DATA)
     split: str | None = setting(
-        None, "Which split of the data set to use, such as test. Needed if there are several.", panel=DATA
+        None, "Which split of the data set, such as test. Needed if there are several.", panel=DATA
     )
-    config: str | None = setting(
-        None, "Which configuration of a data set on the Hub. Needed if there are several.", panel=DATA
-    )
+    config: str | None = setting(None, "Which configuration on the Hub. Needed if there are several.", panel=DATA)
     limit: int | None = setting(None, "The number of rows to use, from the first.", least=1, panel=DATA)
     raw: bool = raw_setting(DATA)
 
@@ -262,11 +258,11 @@ def load_pair(
     model: str | None,
     draft_model: str | None,
     machine: Machine,
-    options: tuple[str, str] = ("--model", "--draft-model"),
-    needs_draft: bool = True,
+    options: tuple[str, str] = ("MODEL", "--draft-model"),
+    needs_draft: bool = False,
     head: bool = False,
 ) -> "tuple[PreTrainedModel, Any, PreTrainedTokenizerBase, PreTrainedTokenizerBase | None]":
-    """What `--model` and `--draft-model` name; without models, the embedded pair.
+    """What the options of a command for two models name; without models, the embedded pair.
 
     Args:
         options: what the command calls the first two.
@@ -286,7 +282,7 @@ def load_pair(
 
     named, methods = (None, None) if draft_model is None else DRAFTS.split(checked("draft_model", draft_model))
     if (model is None) != (named is None) and (needs_draft or model is None) and methods is None:
-        raise ValueError("--model and --draft-model go together: give both, or none for the embedded pair.")
+        raise ValueError(f"{' and '.join(options)} go together: give both, or none for the embedded pair.")
     if model is None:
         target, draft, tokenizer = load_embedded(machine, head)
         return target, methods or draft, tokenizer, None

@@ -73,11 +73,9 @@ def playground(settings: Options) -> None:
         from .runs import Models, run
         from .runs import Settings as PageSettings
 
-        target, draft, tokenizer, draft_tokenizer = load_pair(
-            settings.model, settings.draft_model, settings.machine, ("MODEL", "--draft-model"), False
-        )
+        target, draft, tokenizer, other = load_pair(settings.model, settings.draft_model, settings.machine)
         own, method = (None, None) if draft is None else DRAFTS.split(draft)
-        models = Models(target, tokenizer, own, draft_tokenizer, method)
+        models = Models(target, tokenizer, own, other, method)
         is_embedded = settings.model is None
         prompts = [settings.prompt] if settings.prompt else []
         prompts += PROMPTS if is_embedded else built_in_prompts(speaks_chat(tokenizer) and not settings.raw)

@@ -55,8 +55,7 @@ def chat(settings: Options, drafting: dict[str, Any]) -> None:
         from ..call.configuration import as_keywords
         from .conversation import Conversation
 
-        names = ("MODEL", "--draft-model")
-        target, draft, tokenizer, _ = load_pair(settings.model, settings.draft_model, settings.machine, names, False)
+        target, draft, tokenizer, _ = load_pair(settings.model, settings.draft_model, settings.machine)
         keywords = as_keywords({"draft_model": "auto" if draft is None else draft} | drafting)
         keywords |= {"max_new_tokens": settings.max_new_tokens, "do_sample": settings.temperature > 0}
         keywords |= {"temperature": settings.temperature} if settings.temperature else {}

@@ -39,18 +39,14 @@ class Options:
     host: str = setting("localhost", "Address to listen on.", panel=SERVER)
     port: int = setting(8000, "Port to listen on.", least=0, most=65535, panel=SERVER)
     api_key: str = setting(
-        "", "Key that clients have to show; $HF_SPECULATIVE_API_KEY says it unseen. Default: none.", panel=SERVER
+        "", "Key that clients have to show, or $HF_SPECULATIVE_API_KEY. Default: none.", panel=SERVER
     )
-    allow_origin: str = setting(
-        "", "Web pages that may ask from a browser (CORS), with commas between them; * for all.", panel=SERVER
-    )
+    allow_origin: str = setting("", "Web pages that may ask (CORS), with commas between them; * for all.", panel=SERVER)
     max_lanes: int = setting(16, "Requests that run together; others wait in order.", least=1, panel=LIMITS)
     max_waiting: int = setting(1024, "Requests that may wait; more get status 429.", least=1, panel=LIMITS)
-    max_length: int | None = setting(
-        None, "Tokens of prompt and answer together. Default: the model's.", least=2, panel=LIMITS
-    )
+    max_length: int | None = setting(None, "Tokens of prompt and answer. Default: the model's.", least=2, panel=LIMITS)
     max_tokens: int | None = setting(
-        None, "Tokens of an answer; more are refused. Default: as many as fit.", least=1, panel=LIMITS
+        None, "Tokens of an answer, at most. Default: as many as fit.", least=1, panel=LIMITS
     )
     max_body: int = setting(8 * 2**20, "Bytes of a request's body.", least=1, panel=LIMITS)
     machine: Machine = field(default_factory=Machine)
@@ -92,9 +88,7 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
         except ImportError as error:
             raise ValueError(f"a server needs {error.name}: pip install 'hf_speculative[serving]'.") from error
 
-        target, draft, processor, _ = load_pair(
-            model, settings.draft_model, settings.machine, ("MODEL", "--draft-model"), False, head=True
-        )
+        target, draft, processor, _ = load_pair(model, settings.draft_model, settings.machine, head=True)
         if model is not None:
             with naming("MODEL", model):
                 processor = AutoProcessor.from_pretrained(loadable(model), trust_remote_code=False)

@@ -86,9 +86,7 @@ def _turn(message: Message, reads_text_alone: bool) -> dict[str, Any]:
         turn["content"] = [_part(part) for part in parts]
         return turn
     if other := [kind for part in parts if (kind := part.get("type")) not in TEXT_PARTS]:
-        raise BadRequest(
-            f"a message holds a part of type {other[0]!r}, and this model reads text alone: leave it out.", "messages"
-        )
+        raise BadRequest(f"a part is of type {other[0]!r}, and this model reads text alone: leave it out.", "messages")
     turn["content"] = " ".join(_part(part)["text"] for part in parts)
     return turn
 

@@ -70,10 +70,7 @@ def grammar_of(body: WithTools, has_tags: bool) -> Any:
     if not has_tags:
         if must_call(body):
             return f"start: tool\n{rules}"
-        raise BadRequest(
-            "this model's template has no form for calls, so `strict` tools need `tool_choice`: 'required' or a name.",
-            "tools",
-        )
+        raise BadRequest("`strict` tools need `tool_choice`: this model's template has no form for calls.", "tools")
     call = f'call: "\\n" tool "\\n{CLOSE}"\n{rules}'
     if must_call(body):
         return f'start: "{OPEN}" call\n{call}'

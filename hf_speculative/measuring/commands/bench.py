@@ -208,7 +208,10 @@ def _pair(settings: Options) -> "Pair":
     from ...models.loading import load_model
     from ..bench import Pair
 
-    target, draft, tokenizer, draft_tokenizer = load_pair(settings.model, settings.draft_model, settings.machine)
+    names = ("--model", "--draft-model")
+    target, draft, tokenizer, draft_tokenizer = load_pair(
+        settings.model, settings.draft_model, settings.machine, names, needs_draft=True
+    )
     head = {} if settings.model is not None else {"head": load_model(HEAD, dtype=target.dtype).to(target.device)}
     own = {} if DRAFTS.is_method(draft) else {"draft": draft}
     return Pair(target, {**own, **head}, tokenizer, draft_tokenizer)

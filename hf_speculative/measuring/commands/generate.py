@@ -117,7 +117,7 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
     prompts = given_prompts(settings.prompt)
     with ends_at_once(), err.status("loading the models"):
         target, draft, tokenizer, other = load_pair(
-            settings.model, draft_model, settings.machine, needs_draft=not names_source, head=True
+            settings.model, draft_model, settings.machine, ("--model", "--draft-model"), not names_source, head=True
         )
     if not prompts:
         err.print("No prompt was given: two built-in ones are used.")
