@@ -87,8 +87,7 @@ class Served:
     def _ids(self, prompt: str | list[int], add_special_tokens: bool | None) -> list[int]:
         if not isinstance(prompt, str):
             return prompt
-        keywords = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
-        return self.tokenizer(prompt, **keywords)["input_ids"]
+        return self.tokenizer(prompt, add_special_tokens=add_special_tokens is not False)["input_ids"]
 
     @staticmethod
     def _tools(body: WithTools | Tokenize) -> list[dict[str, Any]] | None:
