@@ -43,6 +43,8 @@ def options_of(command: Callable) -> dict[str, str]:
     """How a command calls the keywords of Python that its options stand for."""
     options = {}
     for name, parameter in inspect.signature(command).parameters.items():
+        if not hasattr(parameter.annotation, "__metadata__"):  # typer's context
+            continue
         [told] = parameter.annotation.__metadata__
         flags = [told.default, *(told.param_decls or ())]  # typer's own order
         long = [flag for flag in flags if isinstance(flag, str) and flag.startswith("--")]
