@@ -33,9 +33,6 @@ class AutoregressiveDrafter(Drafter):
         """
         raise NotImplementedError
 
-    def drawn(self, tokens: Tensor, ahead: int) -> None:
-        """Called after `tokens (batch,)` were drawn from the last step's distribution and put into `batch`."""
-
     def chances(self, batch: Batch, ahead: int) -> Tensor | None:
         """`(batch,)` estimated probabilities that the target keeps the next token, which is not drawn yet; `None`: unknown."""
         return None
@@ -76,7 +73,6 @@ class AutoregressiveDrafter(Drafter):
             scores = certain if logits is None else sampler.draft_scores(batch, logits, ahead)
             token, distribution = sampler.propose(scores, ahead)
             batch.put(token[:, None], ahead)
-            self.drawn(token, ahead)
             tokens.append(token)
             probs.append(distribution)
             stop = schedule.should_stop(scores, token)
