@@ -1,39 +1,30 @@
 """The layouts in which DFlash heads are published: z-lab's, which JetSpec and DeepSpec share, and speculators'."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    MuseGlimmerAssistantConfig,
-    MuseGlimmerAssistantModel,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedConfig
 
 from .dflash import DFlashHead, DFlashHeadConfig
 from .dflash_parts import MARKOV_HEADS
 from .dflash_written import (
-    CONFIDENCE,
-    CONVOLUTION,
     LAYER_FIELDS,
-    MARKOV,
+    NAMES,
+    PARTS,
     RENAMED,
     SCALES,
-    SELECTOR,
     for_speculators,
     for_z_lab,
-    is_dflash,
-    speculators_unsupported_reason,
-    z_lab_unsupported_reason,
+    unsupported_by_speculators,
+    unsupported_by_z_lab,
 )
 from .eagle3_config import speculators_config
 from .layout import Layout, first_reason
 
 #: parts of the target that some files hold a copy of
 OF_TARGET = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")
-ADDED = (*CONVOLUTION, *SELECTOR, *MARKOV, *CONFIDENCE)
+#: those that z-lab's and DeepSpec's files name
+ARCHITECTURES = {*NAMES.values(), "Qwen3DSparkModel", "Gemma4DSparkModel"}
 #: what the files of some other kinds of heads say, which nothing here runs
 UNKNOWN = ("draft_shift", "shift_label", "fc_norm", "use_swa", "dspark_backbone_conv_enabled")
 #: speculators' values, by its type of head, of fields that the file leaves out
@@ -55,11 +46,10 @@ class DFlashLayout(Layout):
 
     Attributes:
         names: fields that files call otherwise than `DFlashHeadConfig`.
-        no_place: what of a DFlash head the layout has no place for.
     """
 
+    models: ClassVar = {DFlashHeadConfig: DFlashHead, MuseGlimmerAssistantConfig: MuseGlimmerAssistantModel}
     names: ClassVar[dict[str, str]] = {}
-    no_place: ClassVar[Callable[..., str | None]]
 
     def fields(self) -> dict[str, Any]:
         """Fields of `DFlashHeadConfig` beside those of the layers."""
@@ -78,32 +68,17 @@ class DFlashLayout(Layout):
         fields["layer_types"] = getattr(layers, "layer_types", None) or KINDS_OF_LAYERS[:1] * layers.num_hidden_layers
         dtype = self.files.fields.get("dtype", self.files.fields.get("torch_dtype"))
         ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-        adds = own["draft_vocab_size"] < own["vocab_size"] or any(
-            own.get(name) for name in ADDED if name != SELECTOR[1]
-        )
+        adds = own["draft_vocab_size"] < own["vocab_size"] or any(own.get(group[0]) for group in PARTS)
         kind = DFlashHeadConfig if adds else MuseGlimmerAssistantConfig
         return kind(**fields | ids | own, dtype=dtype, tie_word_embeddings=False)
 
-    @classmethod
-    def writing_unsupported_reason(cls, config: PreTrainedConfig) -> str | None:
-        return cls.no_place(config) if is_dflash(config) else super().writing_unsupported_reason(config)
-
-    def model_class(self, config: PreTrainedConfig) -> type[PreTrainedModel]:
-        return DFlashHead if isinstance(config, DFlashHeadConfig) else MuseGlimmerAssistantModel
-
     def renamed(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> dict[str, Tensor]:
         has_own_ids = config.draft_vocab_size < config.vocab_size
-        if not has_own_ids and "d2t" in tensors:
-            self.check_map(tensors["d2t"], config.vocab_size, is_part=False)
-        of_target = OF_TARGET if has_own_ids else (*OF_TARGET, "lm_head.", "d2t")
+        of_target = OF_TARGET if has_own_ids else (*OF_TARGET, "lm_head.")
         found = {name: tensor for name, tensor in tensors.items() if not name.startswith(of_target)}
         # Some files have codebooks as embeddings.
         found = {name.replace("_codebook.weight", "_codebook"): tensor for name, tensor in found.items()}
         return {RENAMED.get(name, name): tensor for name, tensor in found.items()}
-
-    def check_values(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> None:
-        if "d2t" in tensors:
-            self.check_map(tensors["d2t"], config.vocab_size, is_part=True)
 
     def _check_fields(self, layers: PreTrainedConfig, own: dict[str, Any]) -> None:
         missing = [name for name in ("block_size", "mask_token_id", "target_layer_ids") if name not in own]
@@ -139,19 +114,12 @@ class ZLabLayout(DFlashLayout):
     """
 
     name = "z-lab"
-    no_place, published = staticmethod(z_lab_unsupported_reason), staticmethod(for_z_lab)
-    ARCHITECTURES = (
-        "DFlashDraftModel",
-        "DFlash2DraftModel",
-        "Qwen3DSparkModel",
-        "DSparkDraftModel",
-        "Gemma4DSparkModel",
-    )
+    unsupported, published = staticmethod(unsupported_by_z_lab), staticmethod(for_z_lab)
 
     @classmethod
     def recognises(cls, files) -> bool:
         names = files.fields.get("architectures") or ()
-        is_named = "dflash_config" in files.fields or any(name in cls.ARCHITECTURES for name in names)
+        is_named = "dflash_config" in files.fields or not ARCHITECTURES.isdisjoint(names)
         return is_named and "speculators_model_type" not in files.fields
 
     def value(self, name: str):
@@ -166,20 +134,14 @@ class ZLabLayout(DFlashLayout):
         return AutoConfig.for_model(kind, **fields)
 
     def fields(self) -> dict[str, Any]:
-        layers, is_dspark = (
-            self.layers(),
-            any("DSpark" in name for name in self.files.fields.get("architectures") or ()),
-        )
-        fields = {name: self.value(name) for name in ("block_size", "mask_token_id", *SCALES)}
-        names = [
-            name for group in (CONVOLUTION, SELECTOR, MARKOV, CONFIDENCE) if self.value(group[0]) for name in group
-        ]
+        layers = self.layers()
+        parts = [name for group in PARTS if self.value(group[0]) for name in group]
         window = getattr(layers, "sliding_window", None)
-        return fields | {
-            **{name: self.value(name) for name in names},
+        return {
+            **{name: self.value(name) for name in ("block_size", "mask_token_id", *SCALES, *parts)},
             "target_layer_ids": self.value("target_layer_ids") or self._default_layers(layers.num_hidden_layers),
             "num_target_layers": self.value("num_target_layers"),
-            "sample_from_anchor": is_dspark,
+            "sample_from_anchor": any("DSpark" in name for name in self.files.fields.get("architectures") or ()),
             "causal_layer_types": self._causal_layer_types(),
             # A window of w reaches w - 1 tokens from a place here, and w in transformers.
             "sliding_window": (window or layers.max_position_embeddings + 1) - 1,
@@ -208,7 +170,7 @@ class SpeculatorsDFlashLayout(DFlashLayout):
     """speculators' (`speculators_model_type`), which vLLM reads; `RedHatAI/*-speculator.dflash`."""
 
     name = "speculators"
-    no_place, published = staticmethod(speculators_unsupported_reason), staticmethod(for_speculators)
+    unsupported, published = staticmethod(unsupported_by_speculators), staticmethod(for_speculators)
     speculators_types = ("dflash", "dflash2", "dspark")
     names = {"target_layer_ids": "aux_hidden_state_layer_ids"}  # noqa: RUF012
 
@@ -245,15 +207,11 @@ class SpeculatorsDFlashLayout(DFlashLayout):
 class SavedDFlashLayout(Layout):
     """What `DFlashHead.save_pretrained` writes."""
 
+    models: ClassVar = {DFlashHeadConfig: DFlashHead}
+
     @classmethod
     def recognises(cls, files) -> bool:
         return files.fields.get("model_type") == DFlashHeadConfig.model_type
 
     def config(self) -> DFlashHeadConfig:
-        fields = {
-            name: value for name, value in self.files.fields.items() if name not in ("model_type", "architectures")
-        }
-        return DFlashHeadConfig(**fields)
-
-    def model_class(self, config: PreTrainedConfig) -> type[PreTrainedModel]:
-        return DFlashHead
+        return DFlashHeadConfig(**self.files.settings)

@@ -1,7 +1,6 @@
 """Choose the number of draft tokens that pay, by the drafter's own probabilities for each of them."""
 
 from collections.abc import Callable
-from functools import partial
 
 from ..interfaces import Schedule
 from ..types import Batch, Costs, Round
@@ -41,13 +40,11 @@ class BestNodes(Schedule):
         if max_tokens < 1:
             raise ValueError(f"`max_tokens={max_tokens}` drafts nothing: give 1 or more.")
         self.max_tokens, self.given = max_tokens, costs
-        self.costs: Callable[[int], Costs] = partial(_given, costs or Costs())
         self.last, self.num_vain = FEW, 0
         self.promised = self.kept = TRUST_WEIGHT
 
     def begin(self, batch: Batch, costs: Callable[[int], Costs]) -> None:
-        if self.given is None:
-            self.costs = costs
+        self.costs = costs if self.given is None else lambda num_rows: self.given
 
     def plan(self, batch: Batch) -> list[int]:
         self.num_vain += 1
@@ -83,7 +80,3 @@ class BestNodes(Schedule):
             self.kept = MEMORY * self.kept + sum(round.num_accepted)
         else:
             self.kept += FORGIVENESS * (self.promised - self.kept)
-
-
-def _given(costs: Costs, num_rows: int) -> Costs:
-    return costs

@@ -4,9 +4,7 @@ import copy
 
 import pytest
 import torch
-from transformers import (
-    StoppingCriteria,
-)
+from transformers import StoppingCriteria
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig

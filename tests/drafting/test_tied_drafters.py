@@ -11,12 +11,7 @@ from transformers.cache_utils import DFlashCache, MtpCache
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call import checks
-from hf_speculative.drafting import (
-    DFlash,
-    Gemma4Assistant,
-    Mtp,
-    mtp,
-)
+from hf_speculative.drafting import DFlash, Gemma4Assistant, Mtp, mtp
 from hf_speculative.drafting.autoregressive import AutoregressiveDrafter
 from hf_speculative.models import choose
 from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic

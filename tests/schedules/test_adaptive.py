@@ -15,16 +15,7 @@ from transformers import GenerationConfig
 from hf_speculative import Draft, SpeculativeConfig
 from hf_speculative.call.options import read_options
 from hf_speculative.call.parts import make_schedule
-from hf_speculative.schedules import (
-    Adaptive,
-    BestNodes,
-    ConfidenceStop,
-    Constant,
-    Heuristic,
-    RoundCosts,
-    Timed,
-    timed,
-)
+from hf_speculative.schedules import Adaptive, BestNodes, ConfidenceStop, Constant, Heuristic, RoundCosts, Timed, timed
 from hf_speculative.schedules.evidence import Evidence
 from hf_speculative.types import Costs
 from hf_speculative.verification import BlockVerification, TokenVerification
@@ -310,12 +301,7 @@ def test_a_number_is_constant_and_no_number_is_adaptive(target, draft, settings,
     options = read_options(target, {"draft_model": draft} | settings, None, SpeculativeConfig(), lambda draft, _: draft)
     schedule, (kind, length) = make_schedule(options), expected
     assert type(schedule) is kind
-    names = {
-        Adaptive: "max_tokens",
-        BestNodes: "max_tokens",
-        Constant: "num_tokens",
-        Heuristic: "start",
-    }
+    names = {Adaptive: "max_tokens", BestNodes: "max_tokens", Constant: "num_tokens", Heuristic: "start"}
     assert getattr(schedule, names[kind]) == length
 
 
