@@ -133,20 +133,6 @@ def rounds_of(kind, target, tokenizer, draft, draft_tokenizer, inputs, check, **
 
 
 @pytest.mark.parametrize("kind", [TokenIntersection, StringMatch])
-def test_symptom_9_one_bos_for_ever(kind):
-    """transformers#46124: "<s> Hello <s> world"."""
-    counts = []
-
-    def check(drafter, batch):
-        for row in drafter.own.history if drafter.own else []:
-            counts.append((row[0], row.count(SPACED.bos_token_id)))
-
-    target, tokenizer, draft, draft_tokenizer, _ = PAIRS["metaspace draft, BOS"]
-    rounds_of(kind, target, tokenizer, draft, draft_tokenizer, prompts(tokenizer), check)
-    assert len(counts) > 20 and set(counts) == {(SPACED.bos_token_id, 1)}
-
-
-@pytest.mark.parametrize("kind", [TokenIntersection, StringMatch])
 def test_symptom_8_a_prompt_that_is_shorter_or_longer_in_the_draft(kind):
     """transformers#46936: stale `position_ids`, "the size of tensor a (23) must match tensor b (14)"."""
     target = tiny.build("gpt2", vocab_size=len(BIG))
@@ -169,7 +155,10 @@ def test_symptom_8_a_prompt_that_is_shorter_or_longer_in_the_draft(kind):
 @pytest.mark.parametrize("kind", [TokenIntersection, StringMatch])
 @pytest.mark.parametrize("name", ["metaspace draft, BOS", "random bytes"])
 def test_cached_logits_are_fresh_logits(kind, name):
-    """After every round the draft's cache stands for the ids of its own batch, and nothing else."""
+    """After every round the draft's cache stands for the ids of its own batch, and nothing else: of one BOS at most.
+
+    Symptom 9, transformers#46124: "<s> Hello <s> world".
+    """
     num_compared = 0
 
     def check(drafter, batch):
@@ -181,6 +170,7 @@ def test_cached_logits_are_fresh_logits(kind, name):
         logits = model.logits(own, ahead=0, num_last=1)[:, 0]
         for row, ids in enumerate(own.history):
             assert own.tokens[row, own.host_padding[row] : own.host_lengths[row]].tolist() == ids
+            assert draft_tokenizer is not SPACED or (ids[0], ids.count(ids[0])) == (SPACED.bos_token_id, 1)
             fresh = drafter.model.model(torch.tensor([ids])).logits[0, -1]
             torch.testing.assert_close(logits[row], fresh, rtol=1e-3, atol=1e-3)
             num_compared += 1
