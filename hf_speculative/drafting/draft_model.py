@@ -99,13 +99,11 @@ class DraftModelSource(GivenModelSource):
         super().__post_init__()
         if self.draft_tokenizer is not None and self.tokenizer is None:
             raise ValueError(
-                "`draft_tokenizer` (`assistant_tokenizer` in a call) has no effect without `tokenizer`, to compare it with: "
-                "give both or neither."
+                "`draft_tokenizer` (`assistant_tokenizer` in a call) has no effect without `tokenizer`: give both."
             )
         if self.vocabulary_mapping is not None and self.draft_tokenizer is None:
             raise ValueError(
-                f"`vocabulary_mapping={self.vocabulary_mapping!r}` has no effect without `tokenizer` and `draft_tokenizer`: "
-                "give both, or leave it out."
+                f"`vocabulary_mapping={self.vocabulary_mapping!r}` has no effect without `draft_tokenizer`: leave it out."
             )
 
     @property
@@ -206,8 +204,7 @@ class DraftModelSource(GivenModelSource):
         draft = self.draft_model
         if has_own_text and draft.config.is_encoder_decoder:
             raise ValueError(
-                f"`draft_model`: {type(draft).__name__} reads the prompt through an encoder, in another vocabulary than the "
-                "target's: use a draft with the target's tokenizer."
+                f"`draft_model`: the encoder of {type(draft).__name__} reads the prompt: use one with the target's tokenizer."
             )
         if call.inputs.input_ids.shape[1] == 0:
             raise ValueError(

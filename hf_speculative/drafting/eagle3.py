@@ -71,9 +71,8 @@ class Eagle3(HeadDrafter):
         assert batch.tree is not None
         slots = self.ends[:, None] + torch.arange(num_nodes - width, num_nodes, device=self.device)
         nodes = nodes_of(batch.tree, self.ends)
-        parents = (
-            batch.tree.parents[:, num_nodes - width :].to(self.device) + 1
-        )  # before the nodes stands what they all follow
+        # Before the nodes stands what they all follow.
+        parents = batch.tree.parents[:, num_nodes - width :].to(self.device) + 1
         before = self.states.gather(1, parents[..., None].expand(-1, -1, self.states.shape[2]))
         own, logits = self._go_on(batch, before, slots, max(self.host_ends) + num_nodes, nodes)
         self.states = torch.cat([self.states, own], 1)

@@ -8,6 +8,7 @@ from transformers import AutoConfig, MuseGlimmerAssistantConfig, MuseGlimmerAssi
 from .dflash import DFlashHead, DFlashHeadConfig
 from .dflash_parts import MARKOV_HEADS
 from .dflash_written import (
+    ADDED,
     LAYER_FIELDS,
     NAMES,
     PARTS,
@@ -27,17 +28,8 @@ OF_TARGET = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")
 ARCHITECTURES = {*NAMES.values(), "Qwen3DSparkModel", "Gemma4DSparkModel"}
 #: what the files of some other kinds of heads say, which nothing here runs
 UNKNOWN = ("draft_shift", "shift_label", "fc_norm", "use_swa", "dspark_backbone_conv_enabled")
-#: speculators' values, by its type of head, of fields that the file leaves out
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "dflash": {},
-    "dflash2": {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16},
-    "dspark": {
-        "markov_rank": 256,
-        "markov_head_type": "vanilla",
-        "enable_confidence_head": True,
-        "confidence_head_with_markov": True,
-    },
-}
+#: speculators' values, by its type of head, of the fields in `ADDED` that the file leaves out
+DEFAULTS: dict[str, tuple] = {"dflash": (), "dflash2": (2, 16, 256, 16), "dspark": (256, "vanilla", True, True)}
 KINDS_OF_LAYERS = ["full_attention", "sliding_attention"]
 
 
@@ -51,8 +43,8 @@ class DFlashLayout(Layout):
     models: ClassVar = {DFlashHeadConfig: DFlashHead, MuseGlimmerAssistantConfig: MuseGlimmerAssistantModel}
     names: ClassVar[dict[str, str]] = {}
 
-    def fields(self) -> dict[str, Any]:
-        """Fields of `DFlashHeadConfig` beside those of the layers."""
+    def fields(self, layers: PreTrainedConfig) -> dict[str, Any]:
+        """Fields of `DFlashHeadConfig` beside those of the `layers`."""
         raise NotImplementedError
 
     def layers(self) -> PreTrainedConfig:
@@ -60,8 +52,8 @@ class DFlashLayout(Layout):
         raise NotImplementedError
 
     def config(self) -> MuseGlimmerAssistantConfig:
-        layers, own = self.layers(), self.fields()
-        own = {name: value for name, value in own.items() if value is not None}
+        layers = self.layers()
+        own = {name: value for name, value in self.fields(layers).items() if value is not None}
         self._check_fields(layers, own)
         fields = {name: getattr(layers, name) for name in LAYER_FIELDS}
         fields["head_dim"] = getattr(layers, "head_dim", None) or layers.hidden_size // layers.num_attention_heads
@@ -96,8 +88,9 @@ class DFlashLayout(Layout):
             "`confidence_head_with_markov=True` needs a `markov_rank` above 0": (
                 own.get("confidence_head_with_markov") and not own.get("markov_rank")
             ),
-            f"`conv_group_size={group}` does not divide `hidden_size={size}`": own.get("conv_kernel_size")
-            and size % group,
+            f"`conv_group_size={group}` does not divide `hidden_size={size}`": (
+                own.get("conv_kernel_size") and size % group
+            ),
         }
         if reason := first_reason(reasons):
             raise ValueError(f"{self.files.name} cannot be run as a DFlash head: {reason}.")
@@ -133,8 +126,7 @@ class ZLabLayout(DFlashLayout):
             raise ValueError(f"{self.files.name}: its layers are of type {kind!r}, and only Qwen3's can be run.")
         return AutoConfig.for_model(kind, **fields)
 
-    def fields(self) -> dict[str, Any]:
-        layers = self.layers()
+    def fields(self, layers: PreTrainedConfig) -> dict[str, Any]:
         parts = [name for group in PARTS if self.value(group[0]) for name in group]
         window = getattr(layers, "sliding_window", None)
         return {
@@ -178,13 +170,12 @@ class SpeculatorsDFlashLayout(DFlashLayout):
         fields = dict(self.files.fields.get("transformer_layer_config") or {})
         return AutoConfig.for_model(fields.pop("model_type", "qwen3"), **fields)
 
-    def fields(self) -> dict[str, Any]:
-        layers, kind = self.layers(), self.files.fields["speculators_model_type"]
-        states = self.value("aux_hidden_state_layer_ids")
+    def fields(self, layers: PreTrainedConfig) -> dict[str, Any]:
+        kind, states = self.files.fields["speculators_model_type"], self.value("aux_hidden_state_layer_ids")
         is_bidirectional = self._or("sliding_window_non_causal", kind == "dflash2")
         size, from_anchor = self._or("block_size", 8), self._or("sample_from_anchor", kind == "dspark")
         return {
-            **{name: self._or(name, default) for name, default in DEFAULTS[kind].items()},
+            **{name: self._or(name, default) for name, default in zip(ADDED[kind], DEFAULTS[kind], strict=True)},
             "block_size": size,
             "mask_token_id": self.value("mask_token_id"),
             "target_layer_ids": None if states is None else [index - 1 for index in states],

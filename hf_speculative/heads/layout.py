@@ -142,18 +142,14 @@ class Layout:
         return model.eval()
 
     def _check_shapes(self, tensors: dict[str, Tensor], model: PreTrainedModel) -> None:
-        found, expected = (
-            {name: tuple(tensor.shape) for name, tensor in each.items()} for each in (tensors, model.state_dict())
-        )
-        absent = expected.keys() - found.keys() - tied_weights(model)
-        missing = [f"{name} {expected[name]}" for name in absent]
-        unknown = [f"{name} {shape}" for name, shape in found.items() if name not in expected]
-        others = [
-            f"{name} {shape} where its config says {expected[name]}"
-            for name, shape in found.items()
-            if name in expected and expected[name] != shape
-        ]
-        kinds = {"missing": missing, "unexpected": unknown, "of another shape": others}
+        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        differing = [name for name in found.keys() & expected.keys() if found[name] != expected[name]]
+        kinds = {
+            "missing": [f"{name} {expected[name]}" for name in expected.keys() - found.keys() - tied_weights(model)],
+            "unexpected": [f"{name} {found[name]}" for name in found.keys() - expected.keys()],
+            "of another shape": [f"{name} {found[name]} where its config says {expected[name]}" for name in differing],
+        }
         if misfits := misfits_of(kinds):
             raise ValueError(
                 f"{self.files.name} does not hold the tensors of the head that its config.json describes "
