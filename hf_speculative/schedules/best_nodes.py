@@ -30,10 +30,13 @@ class BestNodes(Schedule):
     Args:
         max_tokens: the most nodes.
         costs: of rounds. Default: learned from those of earlier calls.
+
+    Attributes:
+        to_beat: tokens a row in the time of a plain step that something else promises.
+        last: nodes of the widest row that this round proposes.
     """
 
     weighs_costs = True
-    #: tokens a row in the time of a plain step that something else promises
     to_beat = 0.0
 
     def __init__(self, max_tokens: int = 64, costs: Costs | None = None):
@@ -50,6 +53,7 @@ class BestNodes(Schedule):
         self.num_vain += 1
         rest = min(MOST_REST, 1 + self.num_vain // PATIENCE)
         num_looked_at = min(self.max_tokens, max(FEW, MORE * self.last)) if self.num_vain % rest == 0 else 0
+        self.last = 0  # unless some pay
         return [min(num_looked_at, room) for room in self.rooms(batch)]
 
     def num_nodes(self, batch: Batch, chances: list[list[float]]) -> list[int]:

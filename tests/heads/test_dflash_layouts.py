@@ -130,8 +130,6 @@ SPECULATORS, CODEBOOK, D2T = "speculators, reduced", "candidate_selector.success
     ("kind", "changes", "message"),
     [
         ("z-lab", {"drop": ["fc.weight"]}, r"missing: encoder.fc.weight \(32, 64\)\)"),
-        ("z-lab", {"tensors": {"fc.weight": torch.zeros(32, 32)}}, r"\(32, 32\) where its config says \(32, 64\)"),
-        ("z-lab", {"tensors": {"gru.weight": torch.zeros(3)}}, r"unexpected: gru.weight \(3,\)"),
         ("z-lab", {"mask_token_id": None}, "its config.json does not say mask_token_id"),
         ("z-lab", {"draft_shift": True}, "`draft_shift=True` belongs to another kind of head"),
         ("z-lab", {"model_type": "gemma4_text"}, "layers are of type 'gemma4_text', and only Qwen3's"),
@@ -142,7 +140,6 @@ SPECULATORS, CODEBOOK, D2T = "speculators, reduced", "candidate_selector.success
         (SPECULATORS, {"target_hidden_size": 64}, "`target_hidden_size=64` is not its `hidden_size=32`"),
         (SPECULATORS, {"drop": ["lm_head.weight"]}, r"missing: lm_head.weight \(40, 32\)"),
         (SPECULATORS, {"tensors": {"d2t": D2T}}, r"d2t \(40,\) leads to the token ids 0 to 78, and the target has"),
-        (SPECULATORS, {"tensors": {"d2t": -D2T}}, r"d2t \(40,\) leads 39 draft tokens to target tokens that others"),
         ("speculators", {"tensors": {"d2t": torch.ones(61).long()}}, "reorders a draft vocabulary that is as large"),
         ("DSpark", {"markov_head_type": "lstm"}, "`markov_head_type='lstm'` is not one of vanilla, gated, rnn"),
         ("DSpark", {"markov_rank": 0}, "`confidence_head_with_markov=True` needs a `markov_rank`"),
