@@ -4,17 +4,13 @@ from .dflash import DFlash
 from .draft_model import DraftModel
 from .dynamic_tree import DynamicTreeDrafter
 from .eagle3 import Eagle3, PEagle
-from .early_exit import EarlyExit
 from .gemma4_assistant import Gemma4Assistant
 from .hybrid import HybridDrafter
 from .mtp import Mtp, RecursiveMtp
-from .nothing import Nothing
-from .proposers import DEFAULT_MAX_DEPTH, CorpusSuffix, PromptSuffix, Proposer, Recycling
+from .proposers import CorpusSuffix, PromptSuffix, Proposer, Recycling
 from .string_match import StringMatch
 from .suffix import SuffixStore
 from .token_intersection import TokenIntersection
 from .tree_drafter import TreeDrafter
 
 DRAFTERS = (DynamicTreeDrafter, DraftModel, HybridDrafter, StringMatch, TokenIntersection, TreeDrafter)
-#: drafters that need a target made for them
-TIED_DRAFTERS = (DFlash, Eagle3, EarlyExit, Gemma4Assistant, Mtp, PEagle, RecursiveMtp)

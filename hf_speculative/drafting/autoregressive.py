@@ -1,9 +1,11 @@
 """Base classes of drafters that guess one token at a time."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ..interfaces import CachedModel, Drafter, Sampler, Schedule
+from ..interfaces import MANY, CachedModel, Drafter, Sampler, Schedule
 from ..models import RaggedCache
 from ..types import Batch, Draft, uploaded
 from .forced import ForcedChain
@@ -33,9 +35,6 @@ class AutoregressiveDrafter(Drafter):
         """
         raise NotImplementedError
 
-    def drawn(self, tokens: Tensor, ahead: int) -> None:
-        """Called after `tokens (batch,)` were drawn from the last step's distribution and put into `batch`."""
-
     def chances(self, batch: Batch, ahead: int) -> Tensor | None:
         """`(batch,)` estimated probabilities that the target keeps the next token, which is not drawn yet; `None`: unknown."""
         return None
@@ -52,10 +51,7 @@ class AutoregressiveDrafter(Drafter):
         width = max(num_tokens)
         if width == 0:
             return Draft.empty(batch)
-        if min(num_tokens) == width:
-            limits = torch.full_like(batch.lengths, width)
-        else:
-            limits = uploaded(num_tokens, batch.lengths.device)
+        limits = uploaded(num_tokens, batch.lengths.device)
         if sampler.proposes_argmax and not schedule.may_stop:
             chain = self.greedy_chain(batch, width, sampler.vocab_size)
             if chain is not None:
@@ -76,7 +72,6 @@ class AutoregressiveDrafter(Drafter):
             scores = certain if logits is None else sampler.draft_scores(batch, logits, ahead)
             token, distribution = sampler.propose(scores, ahead)
             batch.put(token[:, None], ahead)
-            self.drawn(token, ahead)
             tokens.append(token)
             probs.append(distribution)
             stop = schedule.should_stop(scores, token)
@@ -95,18 +90,27 @@ class HeadDrafter(AutoregressiveDrafter):
 
     Attributes:
         num_layers: of that cache.
-        seen: slots of each row that hold what the target's states gave.
+        most_tokens: the longest draft.
+        num_ahead: the longest of this round.
+        seen: slots of each row that hold what the target's states gave; `unseen` where there are none.
     """
 
     num_forwards = 0
     num_layers: int
-    seen: list[int]
+    most_tokens: int = MANY
+    unseen: Any = 0
 
     def follow(self, target: CachedModel) -> None:
         self.target = target
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
-        self.cache, self.seen = RaggedCache([None] * self.num_layers), [0] * len(batch.rows)
+        self.cache, self.seen = RaggedCache([None] * self.num_layers), [self.unseen for _ in batch.rows]
+
+    def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
+        num_tokens = [min(n, self.most_tokens) for n in num_tokens]
+        self.num_ahead = max(num_tokens)
+        # Prompts of one token, just admitted: no state to start from.
+        return num_tokens if any(len(history) > 1 for history in batch.history) else [0] * len(num_tokens)
 
     def select(self, indices: list[int]) -> None:
         self.seen = [self.seen[i] for i in indices]
@@ -114,7 +118,7 @@ class HeadDrafter(AutoregressiveDrafter):
 
     def admit(self, newcomers: Batch, lanes: list[int]) -> None:
         for lane in lanes:
-            self.seen[lane] = 0
+            self.seen[lane] = self.unseen
 
 
 def as_proposed(tokens: Tensor, distributions: Tensor | None, num_tokens: Tensor, sampler: Sampler) -> Draft:

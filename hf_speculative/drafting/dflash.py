@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..heads.dflash import Block
+from ..heads.draft_ids import of_target
 from ..interfaces import Drafter
 from ..models import AttentionLayers, fed_slots, with_folded_attention
 from ..types import Batch, uploaded
@@ -127,13 +128,10 @@ class DFlashSource(HeadSource):
         size, layers = self.draft_model.config.hidden_size, max(self.block.target_layer_ids)
         if layers >= config.num_hidden_layers or size != config.hidden_size:
             return f"a target of hidden size {size} with more than {layers} layers"
-        last_id = max(self.block.mask_token_id, self._last_id())
+        last_id, d2t = self.block.mask_token_id, getattr(self.draft_model, "d2t", None)
+        if d2t is not None:
+            last_id = max(last_id, int(of_target(d2t).max()))
         return None if last_id < config.vocab_size else f"a target that has the token id {last_id}"
-
-    def _last_id(self) -> int:
-        """The last of the target's ids that it proposes by a map of its own."""
-        d2t = getattr(self.draft_model, "d2t", None)
-        return 0 if d2t is None else int((d2t + torch.arange(len(d2t), device=d2t.device)).max())
 
     def max_draft_tokens(self, model: PreTrainedModel) -> int | None:
         return self.block.max_draft_tokens

@@ -29,43 +29,17 @@ from ..tokenizers.loading import tokenizer_beside
 from ..tokenizers.vocabulary import VocabularyMatch, compare_vocabularies, is_padding
 from ..types import Batch, Draft, uploaded
 from .autoregressive import AutoregressiveDrafter, as_proposed
+from .draft_side import ModelDrafter
 from .given_model import GivenModelSource
 from .source import BuildContext
 from .string_match import StringMatch
 from .token_intersection import TokenIntersection
 
 
-class DraftModel(AutoregressiveDrafter):
-    """Drafts with a causal language model and a cache of its own.
-
-    Args:
-        model: the draft model with its cache.
-        max_positions: the longest sequence the draft can take; a row beyond it is decoded plainly.
-    """
+class DraftModel(ModelDrafter, AutoregressiveDrafter):
+    """Drafts with a causal language model and a cache of its own."""
 
     skips_steps = True
-
-    def __init__(self, model: CachedModel, max_positions: int | None = None):
-        self.model = model
-        self.max_positions = max_positions
-
-    @property
-    def num_forwards(self) -> int:
-        return self.model.num_forwards
-
-    @property
-    def keeps_rows_together(self) -> bool:
-        return self.model.keeps_rows_together
-
-    def begin(self, batch: Batch, sampler: Sampler) -> None:
-        self.model.reset()
-
-    def prefill(self, batch: Batch) -> None:
-        if self._can_read(batch):
-            self.model.prefill(batch)
-
-    def _can_read(self, batch: Batch) -> bool:
-        return self.max_positions is None or max(map(len, batch.history)) <= self.max_positions
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         num_tokens = self.limit(batch, num_tokens)
@@ -79,6 +53,9 @@ class DraftModel(AutoregressiveDrafter):
             settings,
         )
         return as_proposed(tokens, distributions, uploaded(num_tokens, tokens.device), sampler)
+
+    def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
+        return self.within_context(batch, num_tokens)
 
     def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
         return self.model.greedy_chain(batch, num_tokens, vocab_size)
@@ -95,28 +72,6 @@ class DraftModel(AutoregressiveDrafter):
 
     def rollback(self, batch: Batch) -> None:
         self.model.rollback(batch)
-
-    def select(self, indices: list[int]) -> None:
-        self.model.select(indices)
-
-    def release(self) -> None:
-        self.model.release()
-
-    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
-        if self._can_read(newcomers):
-            self.model.admit(newcomers, lanes)
-        else:
-            self.model.forget(lanes)
-
-    def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
-        if self.max_positions is None:
-            return num_tokens
-        # The last proposal is never fed, so n proposals need length + n - 1 positions.
-        lengths = [len(history) for history in batch.history]
-        if max(lengths) > self.max_positions:  # a longer row could not even be caught up: the whole batch goes plain
-            return [0] * len(num_tokens)
-        longest = self.max_positions + 1 - max(lengths)
-        return [min(n, longest) for n in num_tokens]
 
 
 LOOKBEHINDS = ("target_lookbehind", "assistant_lookbehind")
@@ -144,13 +99,11 @@ class DraftModelSource(GivenModelSource):
         super().__post_init__()
         if self.draft_tokenizer is not None and self.tokenizer is None:
             raise ValueError(
-                "`draft_tokenizer` (`assistant_tokenizer` in a call) has no effect without `tokenizer`, to compare it with: "
-                "give both or neither."
+                "`draft_tokenizer` (`assistant_tokenizer` in a call) has no effect without `tokenizer`: give both."
             )
         if self.vocabulary_mapping is not None and self.draft_tokenizer is None:
             raise ValueError(
-                f"`vocabulary_mapping={self.vocabulary_mapping!r}` has no effect without `tokenizer` and `draft_tokenizer`: "
-                "give both, or leave it out."
+                f"`vocabulary_mapping={self.vocabulary_mapping!r}` has no effect without `draft_tokenizer`: leave it out."
             )
 
     @property
@@ -251,8 +204,7 @@ class DraftModelSource(GivenModelSource):
         draft = self.draft_model
         if has_own_text and draft.config.is_encoder_decoder:
             raise ValueError(
-                f"`draft_model`: {type(draft).__name__} reads the prompt through an encoder, in another vocabulary than the "
-                "target's: use a draft with the target's tokenizer."
+                f"`draft_model`: the encoder of {type(draft).__name__} reads the prompt: use one with the target's tokenizer."
             )
         if call.inputs.input_ids.shape[1] == 0:
             raise ValueError(

@@ -80,9 +80,9 @@ class DynamicTreeDrafter(WrappedDrafter):
         scores = sampler.draft_scores(batch, self.autoregressive.step(batch, 0), 0)
         candidates = Levels(top_k, sampler.confidences(scores[:, None], 0))
         for ahead in range(1, depth):
-            width = candidates.expand()
-            batch.put(candidates.expanded_tokens, tree=candidates.expanded_tree)
-            end = candidates.expanded.shape[1]
+            width, tokens, tree = candidates.expand()
+            batch.put(tokens, tree=tree)
+            end = tokens.shape[1]
             scores = sampler.level_scores(batch, self.autoregressive.level(batch, end, width), end - width)
             candidates.add(sampler.confidences(scores, ahead))
         if is_joined:

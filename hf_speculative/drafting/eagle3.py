@@ -59,10 +59,6 @@ class Eagle3(HeadDrafter):
         """Which of the target's `hidden_states` a head of this config reads."""
         return config.layers_read(target_config.get_text_config(decoder=True).num_hidden_layers)
 
-    def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
-        # Prompts of one token, just admitted: no state to start from.
-        return num_tokens if any(len(history) > 1 for history in batch.history) else [0] * len(num_tokens)
-
     def step(self, batch: Batch, ahead: int) -> Tensor:
         if ahead == 0:
             self.states, logits = self.catch_up(batch, 1)
@@ -75,9 +71,8 @@ class Eagle3(HeadDrafter):
         assert batch.tree is not None
         slots = self.ends[:, None] + torch.arange(num_nodes - width, num_nodes, device=self.device)
         nodes = nodes_of(batch.tree, self.ends)
-        parents = (
-            batch.tree.parents[:, num_nodes - width :].to(self.device) + 1
-        )  # before the nodes stands what they all follow
+        # Before the nodes stands what they all follow.
+        parents = batch.tree.parents[:, num_nodes - width :].to(self.device) + 1
         before = self.states.gather(1, parents[..., None].expand(-1, -1, self.states.shape[2]))
         own, logits = self._go_on(batch, before, slots, max(self.host_ends) + num_nodes, nodes)
         self.states = torch.cat([self.states, own], 1)
@@ -175,10 +170,9 @@ class Eagle3(HeadDrafter):
 class PEagle(Eagle3):
     """A head that was trained to guess several places ahead in one pass: what is not known there is one state and one token."""
 
-    def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
-        num_tokens = [min(n, self.config.num_depths) for n in super().limit(batch, num_tokens)]
-        self.num_ahead = max(num_tokens)
-        return num_tokens
+    @property
+    def most_tokens(self) -> int:  # type: ignore[override]
+        return self.config.num_depths
 
     def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> None:
         return None  # one pass as it is

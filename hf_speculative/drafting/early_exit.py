@@ -55,17 +55,13 @@ class EarlyExitSource(DraftSource):
         return self.method, self.exit_layer
 
     def check(self, model: PreTrainedModel) -> None:
-        num_layers = _num_layers(model)
+        asked, num_layers = f"`{self.argument}={self.exit_layer}`", _num_layers(model)
         if self.exit_layer >= num_layers:
-            raise ValueError(
-                f"`{self.argument}={self.exit_layer}` leaves nothing to verify with: the model has {num_layers} layers, give 1 "
-                f"to {num_layers - 1}."
-            )
+            limits = f"of {num_layers} layers, give 1 to {num_layers - 1}"
+            raise ValueError(f"{asked} leaves nothing to verify with: {limits}.")
         if decoder_layers(model) is None or is_patched(model) or not fits_early_exit(model, self.exit_layer):
-            raise ValueError(
-                f"`{self.argument}={self.exit_layer}`: {type(model).__name__} cannot be run in two halves that give its "
-                f"logits: {OTHERWISE}."
-            )
+            name = type(model).__name__
+            raise ValueError(f"{asked}: {name} cannot be run in two halves that give its logits: {OTHERWISE}.")
 
     def cost_of_token(self, model: PreTrainedModel) -> float:
         return self.exit_layer / _num_layers(model)

@@ -25,11 +25,8 @@ class Path(NamedTuple):
 class ForcedTokens(Proposer):
     """What a grammar forces. It also says what none of the proposers beside it may guess."""
 
-    def __init__(self):
-        self.guides: list[Guide | None] = []
-
     def begin(self, batch: Batch, vocab_size: int) -> None:
-        self.guides = []
+        self.guides: list[Guide | None] = []
 
     def begin_round(self, batch: Batch) -> None:
         self.guides = [batch.guide_of(row) for row in batch.rows]

@@ -85,9 +85,8 @@ class Gemma4AssistantSource(HeadSource):
     def unsupported_reason(self, config) -> str | None:
         own = self.draft_model.config
         kinds = sorted(set(own.get_text_config(decoder=True).layer_types))
-        if config.hidden_size == own.backbone_hidden_size and {*kinds} <= {
-            *(getattr(config, "layer_types", None) or ())
-        }:
+        has_kinds = {*kinds} <= {*(getattr(config, "layer_types", None) or ())}
+        if has_kinds and config.hidden_size == own.backbone_hidden_size:
             return None
         return f"a Gemma 4 target of hidden size {own.backbone_hidden_size} with layers of type {', '.join(kinds)}"
 

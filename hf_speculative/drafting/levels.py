@@ -45,22 +45,18 @@ class Levels:
         self.parents = torch.cat([self.parents, parents.flatten(1)], 1)
         self.confidences = torch.cat([self.confidences, (self.newest[..., None] + own).flatten(1)], 1)
 
-    def expand(self) -> int:
-        """The next level follows the most confident candidates of this one; how many they are."""
+    def expand(self) -> tuple[int, Tensor, Tree]:
+        """The next level follows the most confident candidates of this one.
+
+        Returns:
+            How many they are; all that were expanded so far, `(batch, e)`; and the tree of those.
+        """
         level = self.confidences[:, self.first :]
         self.newest, best = level.topk(min(self.top_k, level.shape[1]))
         self.expanded = torch.cat([self.expanded, self.first + best], 1)
         self.depth += 1
-        return best.shape[1]
-
-    @property
-    def expanded_tokens(self) -> Tensor:
-        """`(batch, e)`."""
-        return self.tokens.gather(1, self.expanded)
-
-    @property
-    def expanded_tree(self) -> Tree:
-        return Tree(self.parents.gather(1, self.expanded), self.depth)
+        tokens, parents = (values.gather(1, self.expanded) for values in (self.tokens, self.parents))
+        return best.shape[1], tokens, Tree(parents, self.depth)
 
     def best(self, num_nodes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The most confident candidates of all levels, the most confident first.

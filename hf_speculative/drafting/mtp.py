@@ -12,51 +12,49 @@ from torch import Tensor
 from transformers import PreTrainedModel, __version__
 
 from ..hf_compat import project_to_logits
-from ..interfaces import CachedModel, Drafter, Sampler, Schedule
+from ..interfaces import Drafter
 from ..models import LAYER_TYPES, AttentionLayers, RaggedCache, exchanged, fed_slots, with_folded_attention
 from ..models.checks import OTHERWISE
 from ..models.shallow import decoder_layers
-from ..types import Batch, Draft
-from .autoregressive import AutoregressiveDrafter
+from ..types import Batch
+from .autoregressive import HeadDrafter
 from .given_model import HeadSource
 from .raw_embedding import raw_embedding
 from .source import BuildContext, DraftSource
 
 
-class Mtp(AutoregressiveDrafter):
+class Mtp(HeadDrafter):
     """Drafts with transformers' `MtpModel`, at most one token a layer.
 
     Args:
         heads: the MTP layers; embeddings and head are the target's own.
+
+    Attributes:
+        seen: for each row, by layer, slots that it has filled for good.
     """
 
     hidden_layers = (-1,)
-    num_forwards = 0
 
     def __init__(self, heads):
         self.heads = with_folded_attention(exchanged(heads, {}))
         # transformers' own masks are for rows of one length.
         self.heads.create_masks_for_mtp_layer = self._masks
         self.attention = AttentionLayers(heads)
-        self.depth, self.device = len(heads.layers), next(heads.layers.parameters()).device
-        self.dtype = next(heads.layers.parameters()).dtype
+        weight = next(heads.layers.parameters())
+        self.num_layers, self.device, self.dtype = len(heads.layers), weight.device, weight.dtype
 
-    def follow(self, target: CachedModel) -> None:
-        self.target = target
+    @property
+    def most_tokens(self) -> int:  # type: ignore[override]
+        return self.num_layers
 
-    def begin(self, batch: Batch, sampler: Sampler) -> None:
-        self.cache = RaggedCache([None] * self.depth)
-        #: seen[b][d]: slots of row b that layer d has filled for good
-        self.seen = [[0] * self.depth for _ in batch.rows]
+    @property
+    def unseen(self) -> tuple[int, ...]:  # type: ignore[override]
+        return (0,) * self.num_layers
 
-    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
-        num_tokens = [min(n, self.depth) for n in num_tokens]
+    def _begin_round(self, batch: Batch) -> None:
         # A layer needs what the one before it gave in the same pass, so all start where the last of them has to.
-        depth = max(num_tokens)
-        starts = [min(seen[:depth]) for seen in self.seen]
+        starts = [min(seen[: self.num_ahead]) for seen in self.seen]
         self.ends = [len(history) - 1 for history in batch.history]
-        if not any(self.ends):  # prompts of one token, just admitted: no state to start from
-            return Draft.empty(batch)
         slots, is_filler = fed_slots(starts, self.ends, self.device)
         self.cache.reserve(len(starts), max(self.ends), limit=batch.max_length)
         self.cache.end = max(self.ends)
@@ -65,14 +63,14 @@ class Mtp(AutoregressiveDrafter):
         self.columns = batch.padding[:, None] + self.slots.to(batch.padding.device) + 1
         self.masks = self.attention.masks(self.slots, self.cache, self.dtype)
         self.states = self.target.hidden_states(self.slots).to(self.device)
-        return super().propose(batch, num_tokens, schedule, sampler)
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
+        if ahead == 0:
+            self._begin_round(batch)
         ids = batch.tokens.gather(1, self.columns + ahead).to(self.device)
         self.states = self.run(ahead, ids)
         self.num_forwards += 1
-        for seen, end in zip(self.seen, self.ends, strict=True):
-            seen[ahead] = end
+        self.seen = [(*seen[:ahead], end, *seen[ahead + 1 :]) for seen, end in zip(self.seen, self.ends, strict=True)]
         return self.project(self.states[:, -1:])[:, 0]
 
     def run(self, depth: int, ids: Tensor) -> Tensor:
@@ -88,16 +86,10 @@ class Mtp(AutoregressiveDrafter):
 
     def rollback(self, batch: Batch) -> None:
         # Layer d's entry in slot t read tokens up to t + 1 + d; the newest token of a row stands in place of a draft's.
-        for seen, history in zip(self.seen, batch.history, strict=True):
-            seen[:] = [max(0, min(n, len(history) - 2 - depth)) for depth, n in enumerate(seen)]
-
-    def select(self, indices: list[int]) -> None:
-        self.seen = [list(self.seen[i]) for i in indices]
-        self.cache.select(indices)
-
-    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
-        for lane in lanes:
-            self.seen[lane] = [0] * self.depth
+        self.seen = [
+            tuple(max(0, min(n, len(history) - 2 - depth)) for depth, n in enumerate(seen))
+            for seen, history in zip(self.seen, batch.history, strict=True)
+        ]
 
 
 class RecursiveMtp(Mtp):
@@ -112,26 +104,22 @@ class RecursiveMtp(Mtp):
 
     def __init__(self, head: PreTrainedModel, target_model: PreTrainedModel):
         self.head = with_folded_attention(head)
-        self.embed, self.output = (
-            raw_embedding(target_model.get_input_embeddings()),
-            target_model.get_output_embeddings(),
-        )
-        self.attention, self.depth = AttentionLayers(head), head.config.max_draft_tokens
+        self.embed = raw_embedding(target_model.get_input_embeddings())
+        self.output = target_model.get_output_embeddings()
+        self.attention, self.num_layers = AttentionLayers(head), head.config.max_draft_tokens
         self.device, self.dtype = head.device, head.dtype
 
     def run(self, depth: int, ids: Tensor) -> Tensor:
+        masks = self.masks
+        if isinstance(masks, dict):  # by the target's types of layers: it attends to everything where any of them does
+            masks = masks.get("full_attention", next(iter(masks.values())))
         return self.head(
             inputs_embeds=self.embed(ids.to(self.embed.weight.device)).to(self.device),
             states=self.states,
             position_ids=self.slots,
-            attention_mask=self._of_layer(self.masks),
+            attention_mask=masks,
             past_key_values=CacheOfDepth(self.cache, depth),
         )
-
-    @staticmethod
-    def _of_layer(masks) -> Tensor:
-        """Its own of the masks by the target's types of layers: it attends to everything where any of them does."""
-        return masks.get("full_attention", next(iter(masks.values()))) if isinstance(masks, dict) else masks
 
     def project(self, states: Tensor) -> Tensor:
         return self.output(states.to(self.output.weight.device))
@@ -164,8 +152,7 @@ class MtpSource(DraftSource):
             raise ValueError(f"`use_mtp=True`: {name} has no MTP layers (`config.num_mtp_layers`): {OTHERWISE}.")
         if not hasattr(_mtp_class(), "forward_layer"):
             raise ValueError(
-                f"`use_mtp=True` needs a transformers whose MtpModel runs layer by layer, as 5.23 does; this is {__version__}: "
-                f"update it, or {OTHERWISE}."
+                f"`use_mtp=True` needs a transformers whose MtpModel runs layer by layer, as 5.23 does: update {__version__}."
             )
         kinds = set(getattr(model.config.get_mtp_config(), "layer_types", None) or ["full_attention"])
         if not kinds <= LAYER_TYPES:

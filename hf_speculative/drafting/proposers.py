@@ -79,21 +79,20 @@ class Recycling(Proposer):
     num_successors = NUM_SUCCESSORS
 
     def __init__(self):
-        self.table: np.ndarray | None = None
+        #: `(vocab, num_successors)`, -1 where nothing is known
+        self.table = np.empty((0, self.num_successors), dtype=np.int32)
 
     def begin(self, batch: Batch, vocab_size: int) -> None:
-        if self.table is None or len(self.table) != vocab_size:
+        if len(self.table) != vocab_size:
             self.table = np.full((vocab_size, self.num_successors), -1, dtype=np.int32)
 
     def place_after(self, lane: int, text: list[int]) -> int | None:
         return self.follow(None, text[-1]) if text else None
 
     def follow(self, place, token: int) -> int | None:
-        assert self.table is not None
         return token if token < len(self.table) else None
 
     def children(self, place: int) -> list[Child]:
-        assert self.table is not None
         return [(rank, token, token) for rank, token in enumerate(self.table[place].tolist()) if token >= 0]
 
     def prior(self, kind: Kind) -> float:
@@ -101,13 +100,7 @@ class Recycling(Proposer):
         return RANK_PRIORS[kind]
 
     def observe(self, tokens: list[int], successors: np.ndarray) -> None:
-        assert self.table is not None
         self.table[tokens, : successors.shape[1]] = successors
-
-
-def _class_of(length: int) -> int:
-    """Of a match of this many tokens, the number of its prior: 1, 2, ..."""
-    return min(length.bit_length(), len(MATCH_PRIORS))
 
 
 class Match(NamedTuple):
@@ -158,7 +151,7 @@ class SuffixProposer(Proposer):
             if level < len(continuations[i]):
                 following.setdefault(continuations[i][level], []).append(i)
         total = sum(map(len, following.values()))
-        long, often = _class_of(length + level), min(total.bit_length(), 3)
+        long, often = min((length + level).bit_length(), len(MATCH_PRIORS)), min(total.bit_length(), 3)
         return [
             (
                 (long, often, 4 * len(agree) // total),

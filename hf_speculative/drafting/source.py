@@ -100,7 +100,7 @@ class DraftSource:
     @property
     def name(self) -> str:
         """What messages call it."""
-        return self.argument
+        return self.asked_by()
 
     @property
     def label(self) -> str:

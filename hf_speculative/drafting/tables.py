@@ -82,14 +82,6 @@ class TablesSource(GuessingSource):
 
     method = "tables"
 
-    @classmethod
-    def takes(cls, value) -> bool:
-        return False  # it is made of a folder
-
-    @classmethod
-    def asked_by(cls) -> str:
-        return "draft_model='FOLDER'"
-
     @property
     def name(self) -> str:
         return "tables"
@@ -105,7 +97,7 @@ class TablesSource(GuessingSource):
 
     def proposers(self, model: PreTrainedModel) -> list[Proposer]:
         recycling = kept_with(model).setdefault((TablesSource, self.tables), Recycling())
-        if recycling.table is None:
+        if not len(recycling.table):
             recycling.table = self.tables.successors.copy()
         store = self.tables.store
         return [recycling, PromptSuffix(), CorpusSuffix(store, learns=False)]

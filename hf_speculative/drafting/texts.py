@@ -36,15 +36,11 @@ class GuessingSource(DraftSource):
 
     @classmethod
     def takes(cls, value) -> bool:
-        return value == cls.method
+        return cls.argument != "draft_model" or value == cls.method
 
     @classmethod
     def asked_by(cls) -> str:
-        return f"draft_model={cls.method!r}"
-
-    @property
-    def name(self) -> str:
-        return f"draft_model={self.method!r}"
+        return f"draft_model={cls.method!r}" if cls.argument == "draft_model" else cls.argument
 
     def adaptive_schedule(self, max_tokens: int, is_default: bool) -> Schedule:
         return BestNodes(max_tokens)
@@ -75,7 +71,7 @@ class TextSource(GuessingSource):
         if self.corpus is not None and max_requests is not None:
             raise ValueError(
                 f"`suffix_decoding_max_cached_requests={max_requests}` has no effect beside `corpus`: leave it out, or give "
-                f"`corpus=hf_speculative.SuffixStore(max_documents={max_requests})`, which keeps answers beside what you add."
+                f"`corpus=hf_speculative.SuffixStore(max_documents={max_requests})`, which keeps answers, too."
             )
 
     def check(self, model: PreTrainedModel) -> None:
@@ -87,44 +83,35 @@ class TextSource(GuessingSource):
         store = self._store(model)
         learns = self.corpus is None or isinstance(self.corpus, SuffixStore)
         settings["max_depth"] = self.suffix_decoding_max_tree_depth
-        others = [] if store is None else [CorpusSuffix(store, learns, **settings)]
-        return [PromptSuffix(**settings), *others]
+        return [PromptSuffix(**settings), *([] if store is None else [CorpusSuffix(store, learns, **settings)])]
 
     def _store(self, model: PreTrainedModel) -> SuffixStore | None:
         """The one given; else one that is kept with the model: its answers, or a corpus, which is read once."""
-        max_requests, parts = self.suffix_decoding_max_cached_requests, _parts(self.corpus)
-        if isinstance(self.corpus, SuffixStore) or (self.corpus is None and max_requests is None):
-            return self.corpus
-        if max_requests is not None:
+        if (max_requests := self.suffix_decoding_max_cached_requests) is not None:
             return kept_with(model).setdefault((SuffixStore, max_requests), SuffixStore(max_documents=max_requests))
+        if self.corpus is None or isinstance(self.corpus, SuffixStore):
+            return self.corpus
+        # A text that comes alone is the name of a file.
+        parts = (Path(self.corpus),) if isinstance(self.corpus, (str, os.PathLike)) else tuple(self.corpus)
+        for part in parts:
+            if not isinstance(part, (str, os.PathLike)):
+                kind = type(part).__name__
+                raise TypeError(f"`corpus` holds an object of type {kind}: give texts, and paths as pathlib.Path.")
         corpora = _corpora.setdefault(model, {})
-        if (key := tuple(parts)) not in corpora:
-            corpora[key] = self._read(parts, model)
-        return corpora[key]
+        if parts not in corpora:
+            corpora[parts] = self._read(parts, model)
+        return corpora[parts]
 
-    def _read(self, parts: list[Path | str], model: PreTrainedModel) -> SuffixStore:
-        files = [part for part in parts if isinstance(part, Path)]
+    def _read(self, parts: tuple[str | os.PathLike, ...], model: PreTrainedModel) -> SuffixStore:
+        texts = [part for part in parts if isinstance(part, str)]
+        files = [Path(part) for part in parts if not isinstance(part, str)]
         if len(parts) == 1 and files and files[0].suffix == ".safetensors":
             return SuffixStore.load(files[0], self.tokenizer)
         tokenizer = self.tokenizer if self.tokenizer is not None else tokenizer_of(model)
         store = SuffixStore(tokenizer, max_tokens=UNBOUNDED)
         store.add_files(*files)
-        store.add_texts([part for part in parts if isinstance(part, str)])
+        store.add_texts(texts)
         return store
-
-
-def _parts(corpus: Corpus | None) -> list[Path | str]:
-    """Files and folders as paths, texts as they are; a text that comes alone is the name of a file."""
-    if corpus is None or isinstance(corpus, SuffixStore):
-        return []
-    if isinstance(corpus, (str, os.PathLike)):
-        return [Path(corpus)]
-    for part in corpus:
-        if not isinstance(part, (str, os.PathLike)):
-            raise TypeError(
-                f"`corpus` holds an object of type {type(part).__name__}: give texts, and paths as pathlib.Path."
-            )
-    return [part if isinstance(part, str) else Path(part) for part in corpus]
 
 
 _corpora: WeakKeyDictionary[PreTrainedModel, dict[tuple, SuffixStore]] = WeakKeyDictionary()
@@ -210,18 +197,6 @@ class PromptLookupSource(NgramSource):
         return self.given
 
     @classmethod
-    def takes(cls, value) -> bool:
-        return True
-
-    @classmethod
-    def asked_by(cls) -> str:
-        return cls.argument
-
-    @property
-    def name(self) -> str:
-        return self.argument
-
-    @classmethod
     def worth_trying(cls, model: PreTrainedModel) -> tuple[int, ...]:
         return (10,)
 
@@ -242,6 +217,10 @@ class SeveralSource(GuessingSource):
     def __init__(self, sources: Sequence[GuessingSource]):
         self.sources = tuple(sources)
         self.method = AND.join(source.method for source in sources)  # type: ignore[misc]
+
+    @property
+    def name(self) -> str:
+        return f"draft_model={self.method!r}"
 
     def options(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(dict.fromkeys(name for source in self.sources for name in source.options()))

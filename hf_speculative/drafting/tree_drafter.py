@@ -61,9 +61,7 @@ class TreeDrafter(Drafter):
         self.chances.begin()
         self.grown: list[Growth] = []
         self.lengths: list[int] = []
-        self.proposed: list[list[int]] = []
-        self.draft: Draft | None = None
-        self.seen: tuple[list[int | None], list[list[int]] | None, Tensor, Tensor] | None = None
+        self.seen: tuple[list[list[int]], Tensor, Tensor] | None = None
         for proposer in self.proposers:
             proposer.begin(batch, self.vocab_size)
 
@@ -76,13 +74,12 @@ class TreeDrafter(Drafter):
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         grown = self.grow(batch, num_tokens)
         counts = schedule.num_nodes(batch, [growth.chances for growth in grown])
-        self.proposed = [growth.tokens[:n] for growth, n in zip(grown, counts, strict=True)]
         if not any(counts):
             return Draft.empty(batch)
         is_chain = all(row.depths[:n] == list(range(1, n + 1)) for row, n in zip(grown, counts, strict=True))
-        # A chain pays for no mask.
-        self.draft = Draft.of(batch, self.proposed) if is_chain else draft_of(batch, grown, counts)
-        return self.draft
+        if is_chain:  # it pays for no mask
+            return Draft.of(batch, [growth.tokens[:n] for growth, n in zip(grown, counts, strict=True)])
+        return draft_of(batch, grown, counts)
 
     def grow(self, batch: Batch, num_tokens: list[int]) -> list[Growth]:
         """The likeliest `num_tokens[b]` nodes of each row, from which the round learns whether they are proposed or not."""
@@ -95,26 +92,20 @@ class TreeDrafter(Drafter):
 
     def observe(self, batch: Batch, draft: Draft, logits: Tensor) -> None:
         if self.num_successors:
-            newest = [text[-1] if text else None for text in batch.history]
+            successors = logits.topk(min(self.num_successors, logits.shape[2])).indices
+            drafted = torch.cat([draft.num_tokens[:, None], draft.tokens], 1)
             # Looked at when the next draft is made: what the round accepted has been read in between.
-            successors = read_later(logits.topk(min(self.num_successors, logits.shape[2])).indices)
-            shown = self.proposed if draft is self.draft else None
-            others = (
-                successors if shown is not None else read_later(torch.cat([draft.num_tokens[:, None], draft.tokens], 1))
-            )
-            self.seen = newest, shown, others, successors
+            self.seen = [text[-1:] for text in batch.history], read_later(drafted), read_later(successors)
 
     def _learn_successors(self) -> None:
         if self.seen is None:
             return
-        (newest, shown, others, successors), self.seen = self.seen, None
-        if shown is None:  # another drafter's draft
-            shown = [row[:n] for n, *row in others.tolist()]
-        tokens = [[] if first is None else [first, *nodes] for first, nodes in zip(newest, shown, strict=True)]
-        for row, found in zip(tokens, successors.numpy(), strict=True):
+        (newest, drafted, successors), self.seen = self.seen, None
+        for first, (num, *nodes), found in zip(newest, drafted.tolist(), successors.numpy(), strict=True):
+            tokens = [*first, *nodes[:num]] if first else []
             for proposer in self.proposers:
                 if proposer.num_successors:
-                    proposer.observe(row, found[: len(row), : proposer.num_successors])
+                    proposer.observe(tokens, found[: len(tokens), : proposer.num_successors])
 
     def rollback(self, batch: Batch) -> None:
         """Which guesses were right, on the way that the text took."""

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from .dflash_layouts import SavedDFlashLayout, SpeculatorsDFlashLayout, ZLabLayout
 from .eagle3_layouts import EagleLayout, SpeculatorsEagle3Layout
 from .files import HeadFiles
-from .layout import Layout
+from .layout import Layout, first_reason
 from .mtp import SpeculatorsMtpLayout
 
 #: in the order in which they are asked whether files are theirs
@@ -74,16 +74,13 @@ def write_head(head: PreTrainedModel | Layout, folder: str | Path, layout: str, 
     Raises:
         ValueError: no such layout, or one that has no place for this head.
     """
-    named = [kind for kind in LAYOUTS if getattr(kind, "name", None) == layout]
+    named = [kind for kind in LAYOUTS if kind.name == layout]
     if not named:
-        names = sorted({kind.name for kind in LAYOUTS if hasattr(kind, "name")})
+        names = sorted({kind.name for kind in LAYOUTS if kind.name is not None})
         raise ValueError(f"`layout={layout!r}` is not one of {', '.join(names)}.")
     config, tensors = head.contents() if isinstance(head, Layout) else (head.config, head.state_dict())
-    reasons = {kind: kind.writing_unsupported_reason(config) for kind in named}
-    fitting = [kind for kind, reason in reasons.items() if reason is None]
-    if not fitting:
-        # What a layout says of a head of its own kind tells more than that it is another one.
-        other = Layout.writing_unsupported_reason(config)
-        reason = next((reason for reason in reasons.values() if reason != other), other)
+    kind = next((kind for kind in named if isinstance(config, tuple(kind.models))), None)
+    reason = first_reason(kind.unsupported(config)) if kind else f"its config is of type {type(config).__name__}"
+    if kind is None or reason is not None:
         raise ValueError(f"the layout {layout!r} has no place for this head: {reason}.")
-    fitting[0].write(config, tensors, folder, target_name)
+    kind.write(config, tensors, folder, target_name)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedConfig
 
 from .dflash_parts import MARKOV_HEADS, CandidateSelector, ConfidenceHead, ConvolvedLayer
+from .draft_ids import over_target
 
 
 @dataclass(frozen=True)
@@ -153,11 +154,7 @@ class DFlashHead(MuseGlimmerAssistantModel):
 
     def over_target(self, logits: Tensor) -> Tensor:
         """`logits (..., draft vocabulary)` by the target's ids: `(..., vocab)`, -inf where there is no draft token."""
-        if not self.config.has_own_ids:
-            return logits
-        ids = torch.arange(len(self.d2t), device=logits.device) + self.d2t.to(logits.device)
-        full = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
-        return full.index_copy(-1, ids, logits)
+        return over_target(logits, self.d2t, self.config.vocab_size) if self.config.has_own_ids else logits
 
     def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """How likely the target accepts what is drawn at a place, `(batch, n)` in logits: before it is drawn.

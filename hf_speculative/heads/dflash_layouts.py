@@ -1,52 +1,35 @@
 """The layouts in which DFlash heads are published: z-lab's, which JetSpec and DeepSpec share, and speculators'."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    MuseGlimmerAssistantConfig,
-    MuseGlimmerAssistantModel,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedConfig
 
 from .dflash import DFlashHead, DFlashHeadConfig
 from .dflash_parts import MARKOV_HEADS
 from .dflash_written import (
-    CONFIDENCE,
-    CONVOLUTION,
+    ADDED,
     LAYER_FIELDS,
-    MARKOV,
+    NAMES,
+    PARTS,
     RENAMED,
     SCALES,
-    SELECTOR,
     for_speculators,
     for_z_lab,
-    is_dflash,
-    speculators_unsupported_reason,
-    z_lab_unsupported_reason,
+    unsupported_by_speculators,
+    unsupported_by_z_lab,
 )
 from .eagle3_config import speculators_config
 from .layout import Layout, first_reason
 
 #: parts of the target that some files hold a copy of
 OF_TARGET = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")
-ADDED = (*CONVOLUTION, *SELECTOR, *MARKOV, *CONFIDENCE)
+#: those that z-lab's and DeepSpec's files name
+ARCHITECTURES = {*NAMES.values(), "Qwen3DSparkModel", "Gemma4DSparkModel"}
 #: what the files of some other kinds of heads say, which nothing here runs
 UNKNOWN = ("draft_shift", "shift_label", "fc_norm", "use_swa", "dspark_backbone_conv_enabled")
-#: speculators' values, by its type of head, of fields that the file leaves out
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "dflash": {},
-    "dflash2": {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16},
-    "dspark": {
-        "markov_rank": 256,
-        "markov_head_type": "vanilla",
-        "enable_confidence_head": True,
-        "confidence_head_with_markov": True,
-    },
-}
+#: speculators' values, by its type of head, of the fields in `ADDED` that the file leaves out
+DEFAULTS: dict[str, tuple] = {"dflash": (), "dflash2": (2, 16, 256, 16), "dspark": (256, "vanilla", True, True)}
 KINDS_OF_LAYERS = ["full_attention", "sliding_attention"]
 
 
@@ -55,14 +38,13 @@ class DFlashLayout(Layout):
 
     Attributes:
         names: fields that files call otherwise than `DFlashHeadConfig`.
-        no_place: what of a DFlash head the layout has no place for.
     """
 
+    models: ClassVar = {DFlashHeadConfig: DFlashHead, MuseGlimmerAssistantConfig: MuseGlimmerAssistantModel}
     names: ClassVar[dict[str, str]] = {}
-    no_place: ClassVar[Callable[..., str | None]]
 
-    def fields(self) -> dict[str, Any]:
-        """Fields of `DFlashHeadConfig` beside those of the layers."""
+    def fields(self, layers: PreTrainedConfig) -> dict[str, Any]:
+        """Fields of `DFlashHeadConfig` beside those of the `layers`."""
         raise NotImplementedError
 
     def layers(self) -> PreTrainedConfig:
@@ -70,40 +52,25 @@ class DFlashLayout(Layout):
         raise NotImplementedError
 
     def config(self) -> MuseGlimmerAssistantConfig:
-        layers, own = self.layers(), self.fields()
-        own = {name: value for name, value in own.items() if value is not None}
+        layers = self.layers()
+        own = {name: value for name, value in self.fields(layers).items() if value is not None}
         self._check_fields(layers, own)
         fields = {name: getattr(layers, name) for name in LAYER_FIELDS}
         fields["head_dim"] = getattr(layers, "head_dim", None) or layers.hidden_size // layers.num_attention_heads
         fields["layer_types"] = getattr(layers, "layer_types", None) or KINDS_OF_LAYERS[:1] * layers.num_hidden_layers
         dtype = self.files.fields.get("dtype", self.files.fields.get("torch_dtype"))
         ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-        adds = own["draft_vocab_size"] < own["vocab_size"] or any(
-            own.get(name) for name in ADDED if name != SELECTOR[1]
-        )
+        adds = own["draft_vocab_size"] < own["vocab_size"] or any(own.get(group[0]) for group in PARTS)
         kind = DFlashHeadConfig if adds else MuseGlimmerAssistantConfig
         return kind(**fields | ids | own, dtype=dtype, tie_word_embeddings=False)
 
-    @classmethod
-    def writing_unsupported_reason(cls, config: PreTrainedConfig) -> str | None:
-        return cls.no_place(config) if is_dflash(config) else super().writing_unsupported_reason(config)
-
-    def model_class(self, config: PreTrainedConfig) -> type[PreTrainedModel]:
-        return DFlashHead if isinstance(config, DFlashHeadConfig) else MuseGlimmerAssistantModel
-
     def renamed(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> dict[str, Tensor]:
         has_own_ids = config.draft_vocab_size < config.vocab_size
-        if not has_own_ids and "d2t" in tensors:
-            self.check_map(tensors["d2t"], config.vocab_size, is_part=False)
-        of_target = OF_TARGET if has_own_ids else (*OF_TARGET, "lm_head.", "d2t")
+        of_target = OF_TARGET if has_own_ids else (*OF_TARGET, "lm_head.")
         found = {name: tensor for name, tensor in tensors.items() if not name.startswith(of_target)}
         # Some files have codebooks as embeddings.
         found = {name.replace("_codebook.weight", "_codebook"): tensor for name, tensor in found.items()}
         return {RENAMED.get(name, name): tensor for name, tensor in found.items()}
-
-    def check_values(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> None:
-        if "d2t" in tensors:
-            self.check_map(tensors["d2t"], config.vocab_size, is_part=True)
 
     def _check_fields(self, layers: PreTrainedConfig, own: dict[str, Any]) -> None:
         missing = [name for name in ("block_size", "mask_token_id", "target_layer_ids") if name not in own]
@@ -121,8 +88,9 @@ class DFlashLayout(Layout):
             "`confidence_head_with_markov=True` needs a `markov_rank` above 0": (
                 own.get("confidence_head_with_markov") and not own.get("markov_rank")
             ),
-            f"`conv_group_size={group}` does not divide `hidden_size={size}`": own.get("conv_kernel_size")
-            and size % group,
+            f"`conv_group_size={group}` does not divide `hidden_size={size}`": (
+                own.get("conv_kernel_size") and size % group
+            ),
         }
         if reason := first_reason(reasons):
             raise ValueError(f"{self.files.name} cannot be run as a DFlash head: {reason}.")
@@ -139,19 +107,12 @@ class ZLabLayout(DFlashLayout):
     """
 
     name = "z-lab"
-    no_place, published = staticmethod(z_lab_unsupported_reason), staticmethod(for_z_lab)
-    ARCHITECTURES = (
-        "DFlashDraftModel",
-        "DFlash2DraftModel",
-        "Qwen3DSparkModel",
-        "DSparkDraftModel",
-        "Gemma4DSparkModel",
-    )
+    unsupported, published = staticmethod(unsupported_by_z_lab), staticmethod(for_z_lab)
 
     @classmethod
     def recognises(cls, files) -> bool:
         names = files.fields.get("architectures") or ()
-        is_named = "dflash_config" in files.fields or any(name in cls.ARCHITECTURES for name in names)
+        is_named = "dflash_config" in files.fields or not ARCHITECTURES.isdisjoint(names)
         return is_named and "speculators_model_type" not in files.fields
 
     def value(self, name: str):
@@ -165,21 +126,14 @@ class ZLabLayout(DFlashLayout):
             raise ValueError(f"{self.files.name}: its layers are of type {kind!r}, and only Qwen3's can be run.")
         return AutoConfig.for_model(kind, **fields)
 
-    def fields(self) -> dict[str, Any]:
-        layers, is_dspark = (
-            self.layers(),
-            any("DSpark" in name for name in self.files.fields.get("architectures") or ()),
-        )
-        fields = {name: self.value(name) for name in ("block_size", "mask_token_id", *SCALES)}
-        names = [
-            name for group in (CONVOLUTION, SELECTOR, MARKOV, CONFIDENCE) if self.value(group[0]) for name in group
-        ]
+    def fields(self, layers: PreTrainedConfig) -> dict[str, Any]:
+        parts = [name for group in PARTS if self.value(group[0]) for name in group]
         window = getattr(layers, "sliding_window", None)
-        return fields | {
-            **{name: self.value(name) for name in names},
+        return {
+            **{name: self.value(name) for name in ("block_size", "mask_token_id", *SCALES, *parts)},
             "target_layer_ids": self.value("target_layer_ids") or self._default_layers(layers.num_hidden_layers),
             "num_target_layers": self.value("num_target_layers"),
-            "sample_from_anchor": is_dspark,
+            "sample_from_anchor": any("DSpark" in name for name in self.files.fields.get("architectures") or ()),
             "causal_layer_types": self._causal_layer_types(),
             # A window of w reaches w - 1 tokens from a place here, and w in transformers.
             "sliding_window": (window or layers.max_position_embeddings + 1) - 1,
@@ -208,7 +162,7 @@ class SpeculatorsDFlashLayout(DFlashLayout):
     """speculators' (`speculators_model_type`), which vLLM reads; `RedHatAI/*-speculator.dflash`."""
 
     name = "speculators"
-    no_place, published = staticmethod(speculators_unsupported_reason), staticmethod(for_speculators)
+    unsupported, published = staticmethod(unsupported_by_speculators), staticmethod(for_speculators)
     speculators_types = ("dflash", "dflash2", "dspark")
     names = {"target_layer_ids": "aux_hidden_state_layer_ids"}  # noqa: RUF012
 
@@ -216,13 +170,12 @@ class SpeculatorsDFlashLayout(DFlashLayout):
         fields = dict(self.files.fields.get("transformer_layer_config") or {})
         return AutoConfig.for_model(fields.pop("model_type", "qwen3"), **fields)
 
-    def fields(self) -> dict[str, Any]:
-        layers, kind = self.layers(), self.files.fields["speculators_model_type"]
-        states = self.value("aux_hidden_state_layer_ids")
+    def fields(self, layers: PreTrainedConfig) -> dict[str, Any]:
+        kind, states = self.files.fields["speculators_model_type"], self.value("aux_hidden_state_layer_ids")
         is_bidirectional = self._or("sliding_window_non_causal", kind == "dflash2")
         size, from_anchor = self._or("block_size", 8), self._or("sample_from_anchor", kind == "dspark")
         return {
-            **{name: self._or(name, default) for name, default in DEFAULTS[kind].items()},
+            **{name: self._or(name, default) for name, default in zip(ADDED[kind], DEFAULTS[kind], strict=True)},
             "block_size": size,
             "mask_token_id": self.value("mask_token_id"),
             "target_layer_ids": None if states is None else [index - 1 for index in states],
@@ -245,15 +198,11 @@ class SpeculatorsDFlashLayout(DFlashLayout):
 class SavedDFlashLayout(Layout):
     """What `DFlashHead.save_pretrained` writes."""
 
+    models: ClassVar = {DFlashHeadConfig: DFlashHead}
+
     @classmethod
     def recognises(cls, files) -> bool:
         return files.fields.get("model_type") == DFlashHeadConfig.model_type
 
     def config(self) -> DFlashHeadConfig:
-        fields = {
-            name: value for name, value in self.files.fields.items() if name not in ("model_type", "architectures")
-        }
-        return DFlashHeadConfig(**fields)
-
-    def model_class(self, config: PreTrainedConfig) -> type[PreTrainedModel]:
-        return DFlashHead
+        return DFlashHeadConfig(**self.files.settings)

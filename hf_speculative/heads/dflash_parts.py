@@ -37,9 +37,8 @@ class BlockConvolution(nn.Module):
 
     def _convolved(self, states: Tensor, taps: Tensor, base: Tensor) -> Tensor:
         kernel = base.to(states.dtype) + taps.repeat_interleave(states.shape[-1] // taps.shape[-1], -1)
-        windows = functional.pad(states, (0, 0, len(base) - 1, 0)).unfold(
-            1, len(base), 1
-        )  # the last is the token's own
+        # The last of a window is the token's own.
+        windows = functional.pad(states, (0, 0, len(base) - 1, 0)).unfold(1, len(base), 1)
         return (windows.flip(-1).transpose(-1, -2) * kernel).sum(-2)
 
 

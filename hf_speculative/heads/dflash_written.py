@@ -8,7 +8,7 @@ from transformers import MuseGlimmerAssistantConfig, PreTrainedConfig, Qwen3Conf
 from .dflash import Block
 from .draft_ids import members
 from .eagle3_config import SPECULATORS_VERSION, speculators_config
-from .layout import first_reason
+from .layout import Published, dtype_of
 
 #: tensors that have other names in transformers' class
 RENAMED = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
@@ -22,32 +22,31 @@ CONVOLUTION = ("conv_kernel_size", "conv_group_size")
 SELECTOR = ("selector_rank", "selector_top_k")
 MARKOV = ("markov_rank", "markov_head_type")
 CONFIDENCE = ("enable_confidence_head", "confidence_head_with_markov")
+#: the first of each tells whether it is there
+PARTS = (CONVOLUTION, SELECTOR, MARKOV, CONFIDENCE)
+#: by speculators' type of head, what it adds and the name of its class
+ADDED = {"dflash": (), "dflash2": (*CONVOLUTION, *SELECTOR), "dspark": (*MARKOV, *CONFIDENCE)}
+NAMES = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "DSparkDraftModel"}
+WITHOUT_VOCABULARY = "its config does not say how many tokens the target has (`vocab_size`, `draft_vocab_size`)"
 SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 
 
-def speculators_unsupported_reason(config: PreTrainedConfig) -> str | None:
-    """What of a head speculators' layout has no place for."""
-    block, has_windows = Block.of(config), "sliding_attention" in config.layer_types
-    return first_reason(
-        {
-            **_without_vocabulary(config),
-            "its block is causal in layers without a window (JetSpec)": "full_attention" in _causal(config, block),
-            "its windows reach from each place of the block, not from the first": has_windows
-            and not block.window_from_anchor,
-            "it scales embeddings or logits": _scales(block),
-        }
-    )
+def unsupported_by_speculators(config: PreTrainedConfig) -> dict[str, Any]:
+    """Reasons why speculators' layout may have no place for a head, and whether each holds."""
+    block, anchored = Block.of(config), _windows_from_anchor(config)
+    return {
+        WITHOUT_VOCABULARY: not _knows_vocabulary(config),
+        "its block is causal in layers without a window (JetSpec)": "full_attention" in _causal(config, block),
+        "its windows reach from each place of the block, not from the first": anchored is False,
+        "it scales embeddings or logits": _scales(block),
+    }
 
 
-def for_speculators(config: PreTrainedConfig, tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    block, groups = Block.of(config), [CONVOLUTION, SELECTOR] if _has(config, SELECTOR) else []
-    kind = "dflash2" if groups else "dflash"
-    if _has(config, MARKOV) or _has(config, CONFIDENCE):
-        kind, groups = "dspark", [MARKOV, CONFIDENCE]
+def for_speculators(config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published:
+    block, kind = Block.of(config), _kind(config)
     window = block.sliding_window if "sliding_attention" in config.layer_types else None
-    names = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "DSparkDraftModel"}
     fields = {
-        "architectures": [names[kind]],
+        "architectures": [NAMES[kind]],
         "speculators_model_type": kind,
         "speculators_version": SPECULATORS_VERSION,
         "speculators_config": getattr(config, "speculators_config", None)
@@ -61,8 +60,8 @@ def for_speculators(config: PreTrainedConfig, tensors: dict[str, Tensor]) -> tup
         "sliding_window_non_causal": "sliding_attention" not in block.causal_layer_types,
         "sample_from_anchor": block.sample_from_anchor,
         "tie_word_embeddings": False,
-        "dtype": _dtype(tensors),
-        **{name: getattr(config, name) for group in groups for name in group},
+        "dtype": dtype_of(tensors),
+        **{name: getattr(config, name) for name in ADDED[kind]},
     }
     tensors = _published(tensors)
     if "d2t" in tensors:
@@ -70,55 +69,59 @@ def for_speculators(config: PreTrainedConfig, tensors: dict[str, Tensor]) -> tup
     return fields, tensors
 
 
-def z_lab_unsupported_reason(config: PreTrainedConfig) -> str | None:
-    """What of a head z-lab's layout has no place for."""
-    block, has_windows = Block.of(config), "sliding_attention" in config.layer_types
-    causal = _causal(config, block)
-    return first_reason(
-        {
-            **_without_vocabulary(config),
-            "it has a draft vocabulary of its own": getattr(config, "has_own_ids", False),
-            "it is a DSpark head, and DeepSpec's files hold the target's embeddings and output layer": (
-                _has(config, MARKOV) or _has(config, CONFIDENCE)
-            ),
-            "its newest token's place predicts": block.sample_from_anchor,
-            "its windows reach from the first place of the block, not from each": has_windows
-            and block.window_from_anchor,
-            "its block is causal in layers without a window only": has_windows and causal == {"full_attention"},
-        }
-    )
+def unsupported_by_z_lab(config: PreTrainedConfig) -> dict[str, Any]:
+    """The same of z-lab's layout."""
+    block, anchored = Block.of(config), _windows_from_anchor(config)
+    is_dspark = _kind(config) == "dspark"
+    return {
+        WITHOUT_VOCABULARY: not _knows_vocabulary(config),
+        "it has a draft vocabulary of its own": getattr(config, "has_own_ids", False),
+        "it is a DSpark head, and DeepSpec's files hold the target's embeddings and output layer": is_dspark,
+        "its newest token's place predicts": block.sample_from_anchor,
+        "its windows reach from the first place of the block, not from each": anchored,
+        "its block is causal in layers without a window only": (
+            anchored is not None and _causal(config, block) == {"full_attention"}
+        ),
+    }
 
 
-def for_z_lab(config: PreTrainedConfig, tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    block, groups = Block.of(config), [CONVOLUTION, SELECTOR] if _has(config, SELECTOR) else []
+def for_z_lab(config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published:
+    block, kind = Block.of(config), _kind(config)
     causal, kinds = _causal(config, block), set(config.layer_types)
     own = {
         "mask_token_id": block.mask_token_id,
         "target_layer_ids": list(block.target_layer_ids),
-        **{name: getattr(config, name) for group in groups for name in group},
+        **{name: getattr(config, name) for name in ADDED[kind]},
         **{name: getattr(block, name) for name in _scales(block)},
     }
     fields = _layers(config, block.sliding_window + 1 if "sliding_attention" in kinds else None)
     fields |= {
-        "architectures": ["DFlash2DraftModel" if groups else "DFlashDraftModel"],
+        "architectures": [NAMES[kind]],
         "block_size": block.block_size,
         "num_target_layers": getattr(config, "num_target_layers", max(block.target_layer_ids) + 3),
         "dflash_config": own | ({"causal_head": True} if "full_attention" in causal else {}),
         "tie_word_embeddings": False,
-        "dtype": _dtype(tensors),
+        "dtype": dtype_of(tensors),
     }
     if causal != {"sliding_attention"}:  # which is what layers with a window are where nothing is said
         fields["is_causal"] = causal == kinds
     return fields, _published(tensors)
 
 
-def is_dflash(config: PreTrainedConfig) -> bool:
-    return isinstance(config, MuseGlimmerAssistantConfig)
+def _kind(config: PreTrainedConfig) -> str:
+    """What it is called in speculators."""
+    if getattr(config, "markov_rank", 0) or getattr(config, "enable_confidence_head", False):
+        return "dspark"
+    return "dflash2" if getattr(config, "selector_rank", 0) else "dflash"
 
 
-def _without_vocabulary(config: PreTrainedConfig) -> dict[str, bool]:
-    is_there = hasattr(config, "vocab_size") and hasattr(config, "draft_vocab_size")
-    return {"its config does not say how many tokens the target has (`vocab_size`, `draft_vocab_size`)": not is_there}
+def _knows_vocabulary(config: PreTrainedConfig) -> bool:
+    return hasattr(config, "vocab_size") and hasattr(config, "draft_vocab_size")
+
+
+def _windows_from_anchor(config: PreTrainedConfig) -> bool | None:
+    """`Block.window_from_anchor`; `None` where no layer has a window."""
+    return Block.of(config).window_from_anchor if "sliding_attention" in config.layer_types else None
 
 
 def _causal(config: PreTrainedConfig, block: Block) -> set[str]:
@@ -131,10 +134,6 @@ def _scales(block: Block) -> list[str]:
     return [name for name in SCALES if getattr(block, name) != getattr(Block, name)]
 
 
-def _has(config: PreTrainedConfig, part: tuple[str, ...]) -> bool:
-    return bool(getattr(config, part[0], 0))
-
-
 def _layers(config: PreTrainedConfig, window: int | None) -> dict[str, Any]:
     fields = {name: getattr(config, name) for name in (*LAYER_FIELDS, "head_dim", "layer_types", "vocab_size")}
     windows = {"sliding_window": window, "use_sliding_window": window is not None}
@@ -144,7 +143,3 @@ def _layers(config: PreTrainedConfig, window: int | None) -> dict[str, Any]:
 def _published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     names = {ours: theirs for theirs, ours in RENAMED.items()}
     return {names.get(name, name): tensor for name, tensor in tensors.items()}
-
-
-def _dtype(tensors: dict[str, Tensor]) -> str:
-    return str(tensors["norm.weight"].dtype).removeprefix("torch.")

@@ -22,6 +22,7 @@ from ..hf_compat.layers import (
     Qwen3RMSNorm,
     Qwen3RotaryEmbedding,
 )
+from .draft_ids import over_target
 from .eagle3_config import Eagle3Config
 
 
@@ -165,11 +166,7 @@ class Eagle3Model(PreTrainedModel):
 
     def over_target(self, logits: Tensor) -> Tensor:
         """`logits (..., draft vocabulary)` by the target's ids, `(..., target vocabulary)`: -inf where no draft token is."""
-        if self.d2t is None:
-            return logits
-        ids = self.of_target(torch.arange(len(self.d2t), device=self.d2t.device))
-        full = logits.new_full((*logits.shape[:-1], len(self.t2d)), -torch.inf)
-        return full.index_copy(-1, ids.to(logits.device), logits)
+        return logits if self.d2t is None else over_target(logits, self.d2t, len(self.t2d))
 
     def of_target(self, tokens: Tensor) -> Tensor:
         """The target's ids of its own `tokens`, of any shape."""

@@ -1,15 +1,15 @@
 """The layouts in which EAGLE-3 heads are published: speculators', and the one of EAGLE, SpecForge and ModelOpt."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers import LlamaConfig, PreTrainedConfig
 
 from .draft_ids import members, wrong_reason
 from .eagle3 import Eagle3Model
 from .eagle3_config import Eagle3Config
 from .files import HeadFiles
-from .layout import Layout, Published, first_reason
+from .layout import Layout, Published, dtype_of
 
 #: what only configs of EAGLE-3 heads have
 EAGLE_FIELDS = ("draft_vocab_size", "truncated_vocab_size", "eagle_config")
@@ -28,26 +28,19 @@ ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta")
 class Eagle3Layout(Layout):
     """What both have in common."""
 
-    def model_class(self, config: PreTrainedConfig) -> type[PreTrainedModel]:
-        return Eagle3Model
+    models: ClassVar = {Eagle3Config: Eagle3Model}
 
     def renamed(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> dict[str, Tensor]:
         found = {_renamed(name): tensor for name, tensor in tensors.items()}
         size = config.transformer_layer_config.vocab_size
         if config.has_own_ids and "d2t" in found and "t2d" not in found and not wrong_reason(found["d2t"], size):
             found["t2d"] = members(found["d2t"], size)
-        if not config.has_own_ids and "d2t" in found:
-            self.check_map(found["d2t"], size, is_part=False)
-            del found["d2t"]
-            found.pop("t2d", None)
         return found
 
     def check_values(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> None:
         if not config.has_own_ids:
             return
-        size = config.transformer_layer_config.vocab_size
-        self.check_map(tensors["d2t"], size, is_part=True)
-        marked = members(tensors["d2t"], size)
+        marked = members(tensors["d2t"], config.transformer_layer_config.vocab_size)
         differing = int((marked != tensors["t2d"].bool()).sum())
         if differing:
             raise ValueError(
@@ -64,16 +57,7 @@ class SpeculatorsEagle3Layout(Eagle3Layout):
 
     def config(self) -> Eagle3Config:
         names = {_renamed(name) for name in self.files.tensor_names}
-        fields = {name: value for name, value in self.files.fields.items() if name not in ("auto_map", "architectures")}
-        return Eagle3Config(**fields | {"has_embed_tokens": "embed_tokens.weight" in names})
-
-    @classmethod
-    def writing_unsupported_reason(cls, config: PreTrainedConfig) -> str | None:
-        return None if isinstance(config, Eagle3Config) else super().writing_unsupported_reason(config)
-
-    @classmethod
-    def published(cls, config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published:
-        return config.to_diff_dict() | {"dtype": _dtype(tensors)}, tensors
+        return Eagle3Config(**self.files.settings | {"has_embed_tokens": "embed_tokens.weight" in names})
 
 
 class EagleLayout(Eagle3Layout):
@@ -88,38 +72,33 @@ class EagleLayout(Eagle3Layout):
     def recognises(cls, files: HeadFiles) -> bool:
         if "speculators_model_type" in files.fields:
             return False
-        architectures = files.fields.get("architectures") or ()
-        hints = [name in files.fields for name in EAGLE_FIELDS] + [
-            name in architectures for name in EAGLE_ARCHITECTURES
-        ]
-        return any(hints) and "layers.0.hidden_norm.weight" in {_renamed(name) for name in files.tensor_names}
+        architectures = set(files.fields.get("architectures") or ())
+        if architectures.isdisjoint(EAGLE_ARCHITECTURES) and files.fields.keys().isdisjoint(EAGLE_FIELDS):
+            return False
+        return "layers.0.hidden_norm.weight" in {_renamed(name) for name in files.tensor_names}
 
     def config(self) -> Eagle3Config:
-        fields, tensors = self.files.fields, {_renamed(name): tensor for name, tensor in self.files.tensors.items()}
+        fields, names = self.files.fields, {_renamed(name) for name in self.files.tensor_names}
         own = fields.get("eagle_config") or {}
         layers = {name: fields[name] for name in (*LAYER_FIELDS, *ROPE_FIELDS) if fields.get(name) is not None}
-        kind = "qwen3" if "layers.0.self_attn.q_norm.weight" in tensors else "llama"
-        has_embeddings = "embed_tokens.weight" in tensors
+        kind = "qwen3" if "layers.0.self_attn.q_norm.weight" in names else "llama"
         size = fields.get("draft_vocab_size") or fields.get("truncated_vocab_size") or fields["vocab_size"]
+        ids = own.get("eagle_aux_hidden_state_layer_ids", fields.get("eagle_aux_hidden_state_layer_ids"))
         return Eagle3Config(
             transformer_layer_config=layers | {"model_type": kind, "tie_word_embeddings": False},
             draft_vocab_size=size,
             norm_before_residual=bool(fields.get("norm_before_residual", own.get("norm_before_residual", False))),
             **{name: bool(own.get(name, fields.get(name, False))) for name in NORMS},
             target_hidden_size=fields.get("target_hidden_size"),
-            eagle_aux_hidden_state_layer_ids=_states_read(
-                own.get("eagle_aux_hidden_state_layer_ids", fields.get("eagle_aux_hidden_state_layer_ids"))
-            ),
-            has_embed_tokens=has_embeddings,
+            eagle_aux_hidden_state_layer_ids=_states_read(ids),
+            has_embed_tokens="embed_tokens.weight" in names,
             dtype=fields.get("dtype", fields.get("torch_dtype")),
         )
 
     @classmethod
-    def writing_unsupported_reason(cls, config: PreTrainedConfig) -> str | None:
-        if not isinstance(config, Eagle3Config):
-            return super().writing_unsupported_reason(config)
+    def unsupported(cls, config: PreTrainedConfig) -> dict[str, Any]:
         layers = config.transformer_layer_config
-        reasons = {
+        return {
             "it drafts all tokens in one pass (P-EAGLE)": config.is_parallel,
             f"its layers are of type {layers.model_type}": layers.model_type != "llama",
             f"it has {layers.num_hidden_layers} layers": layers.num_hidden_layers != 1,
@@ -128,7 +107,6 @@ class EagleLayout(Eagle3Layout):
                 (config.eagle_aux_hidden_state_layer_ids or [0])[0] == FIRST_OUTPUT
             ),
         }
-        return first_reason(reasons)
 
     @classmethod
     def published(cls, config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published:
@@ -140,7 +118,7 @@ class EagleLayout(Eagle3Layout):
         fields = {name: layers[name] for name in LAYER_FIELDS if layers.get(name) is not None}
         fields |= _rope(layers.get("rope_parameters") or {})
         fields |= {"architectures": [EAGLE_ARCHITECTURES[0]], "model_type": "llama", "tie_word_embeddings": False}
-        fields |= {"draft_vocab_size": config.draft_vocab_size, "torch_dtype": _dtype(tensors)}
+        fields |= {"draft_vocab_size": config.draft_vocab_size, "torch_dtype": dtype_of(tensors)}
         if config.target_hidden_size is not None:
             fields["target_hidden_size"] = config.target_hidden_size
         if own:
@@ -161,10 +139,6 @@ def _states_read(ids: list[int] | None) -> list[int] | None:
     the first is 1, as its default [1, L/2 - 1, L - 4] is EAGLE's [2, L/2, L - 3] (sglang PR#25454); so it is done here.
     """
     return [index + 1 for index in ids] if ids and ids[0] == FIRST_OUTPUT else ids
-
-
-def _dtype(tensors: dict[str, Tensor]) -> str:
-    return str(tensors["fc.weight"].dtype).removeprefix("torch.")
 
 
 def _rope(parameters: dict[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,12 @@ class HeadFiles:
         fields, _ = PreTrainedConfig.get_config_dict(name, **places)
         return cls(str(name), places, fields)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those of the fields that a config has."""
+        others = ("architectures", "auto_map", "model_type")
+        return {name: value for name, value in self.fields.items() if name not in others}
+
     @cached_property
     def weights(self) -> list[str]:
         """Paths of the files that hold the tensors; one at least.

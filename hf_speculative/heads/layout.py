@@ -24,16 +24,17 @@ MAX_NAMED = 4
 class Layout:
     """A published layout of a head's files: a config, and tensors under names of its own.
 
-    A subclass needs `config` and `model_class`, and `recognises` or `speculators_types`; one that can be written, `name`,
-    `writing_unsupported_reason` and `published`.
+    A subclass needs `config` and `models`, and `recognises` or `speculators_types`.
 
     Attributes:
-        name: what `hf-speculative export --layout` calls it.
+        name: what `hf-speculative export --layout` calls it; `None` if it is read only.
         speculators_types: values of `speculators_model_type` that it reads, if it is one of speculators'.
+        models: what runs a head, by the type of its config: transformers' own class where one fits.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str | None] = None
     speculators_types: ClassVar[tuple[str, ...]] = ()
+    models: ClassVar[dict[type[PreTrainedConfig], type[PreTrainedModel]]]
 
     def __init__(self, files: HeadFiles):
         self.files = files
@@ -44,19 +45,15 @@ class Layout:
         return files.fields.get("speculators_model_type") in cls.speculators_types
 
     def config(self) -> PreTrainedConfig:
-        """The config of `model_class`.
+        """The config of one of `models`.
 
         Raises:
             ValueError: a field is missing or says what cannot be run.
         """
         raise NotImplementedError
 
-    def model_class(self, config: PreTrainedConfig) -> type[PreTrainedModel]:
-        """What runs a head of this config: transformers' own class where one fits."""
-        raise NotImplementedError
-
     def renamed(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> dict[str, Tensor]:
-        """The files' tensors by their names in `model_class`; what no pass of ours reads is left out."""
+        """The files' tensors by their names in the model; what no pass of ours reads is left out."""
         return tensors
 
     def check_values(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> None:
@@ -66,33 +63,25 @@ class Layout:
             ValueError: they do not.
         """
 
-    def check_map(self, d2t: Tensor, vocab_size: int, is_part: bool) -> None:
-        """Refuse a map of draft tokens to the target's ids that cannot be one.
-
-        Args:
-            is_part: the draft vocabulary is a part of the target's; else the map has nothing to say.
-        """
-        moves = not is_part and bool(d2t.any())
-        reorders = "reorders a draft vocabulary that is as large as the target's"
-        reason = reorders if moves else wrong_reason(d2t, vocab_size)
+    def _check_map(self, d2t: Tensor, reason: str | None) -> None:
         if reason is not None:
             raise ValueError(f"{self.files.name}: d2t {tuple(d2t.shape)} {reason}: give the draft as it was published.")
 
     @classmethod
-    def writing_unsupported_reason(cls, config: PreTrainedConfig) -> str | None:
-        """What about a head of this config the layout has no place for; `None` if it can be written."""
-        return f"its config is of type {type(config).__name__}"
+    def unsupported(cls, config: PreTrainedConfig) -> dict[str, Any]:
+        """Reasons why the layout may have no place for a head of this config, one of `models`, and whether each holds."""
+        return {}
 
     @classmethod
     def published(cls, config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published:
         """The fields and tensors of a head in this layout: what `config` and `renamed` make of files, undone."""
-        raise NotImplementedError
+        return config.to_diff_dict() | {"dtype": dtype_of(tensors)}, tensors
 
     @classmethod
     def write(
         cls, config: PreTrainedConfig, tensors: dict[str, Tensor], folder: str | Path, target_name: str | None = None
     ) -> None:
-        """Write a head, its tensors by their names in `model_class`, to `folder`, which is created if missing.
+        """Write a head, its tensors by their names in the model, to `folder`, which is created if missing.
 
         Args:
             target_name: what the file calls the target; by default as `config` does.
@@ -117,18 +106,23 @@ class Layout:
         save_file(tensors, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
 
     def contents(self) -> tuple[PreTrainedConfig, dict[str, Tensor]]:
-        """The head's config, and its tensors as they are stored, by their names in `model_class`.
+        """The head's config, and its tensors as they are stored, by their names in the model.
 
         Raises:
             ValueError: its tensors are not those that its config asks for.
         """
         config = self.config()
-        kind = self.model_class(config)
         tensors = self.renamed(self.files.tensors, config)
+        if not getattr(config, "has_own_ids", False) and "d2t" in tensors:
+            d2t, _ = tensors.pop("d2t"), tensors.pop("t2d", None)
+            self._check_map(d2t, "reorders a draft vocabulary that is as large as the target's" if d2t.any() else None)
         with torch.device("meta"):
-            model = kind(config)
-        optional = {name for name in model.state_dict() if name in tied_weights(model)}
-        self._check(tensors, {name: tuple(value.shape) for name, value in model.state_dict().items()}, optional)
+            model = self.models[type(config)](config)
+        self._check_shapes(tensors, model)
+        if "d2t" in tensors:
+            self._check_map(
+                tensors["d2t"], wrong_reason(tensors["d2t"], config.get_text_config(decoder=True).vocab_size)
+            )
         self.check_values(tensors, config)
         return config, tensors
 
@@ -142,26 +136,30 @@ class Layout:
             ValueError: see `contents`.
         """
         config, tensors = self.contents()
-        kind = self.model_class(config)
+        kind = self.models[type(config)]
         model = kind.from_pretrained(None, config=config, state_dict=tensors, **kwargs)
         model.name_or_path = model.config.name_or_path = self.files.name
         return model.eval()
 
-    def _check(self, tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]], optional: set[str]) -> None:
+    def _check_shapes(self, tensors: dict[str, Tensor], model: PreTrainedModel) -> None:
         found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        missing = [f"{name} {shape}" for name, shape in expected.items() if name not in found and name not in optional]
-        unknown = [f"{name} {shape}" for name, shape in found.items() if name not in expected]
-        others = [
-            f"{name} {shape} where its config says {expected[name]}"
-            for name, shape in found.items()
-            if name in expected and expected[name] != shape
-        ]
-        kinds = {"missing": missing, "unexpected": unknown, "of another shape": others}
+        expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        differing = [name for name in found.keys() & expected.keys() if found[name] != expected[name]]
+        kinds = {
+            "missing": [f"{name} {expected[name]}" for name in expected.keys() - found.keys() - tied_weights(model)],
+            "unexpected": [f"{name} {found[name]}" for name in found.keys() - expected.keys()],
+            "of another shape": [f"{name} {found[name]} where its config says {expected[name]}" for name in differing],
+        }
         if misfits := misfits_of(kinds):
             raise ValueError(
                 f"{self.files.name} does not hold the tensors of the head that its config.json describes "
                 f"({misfits}): give the draft as it was published."
             )
+
+
+def dtype_of(tensors: dict[str, Tensor]) -> str:
+    """The name of their type: that of the first which is no list of ids."""
+    return next(str(tensor.dtype) for tensor in tensors.values() if tensor.is_floating_point()).removeprefix("torch.")
 
 
 def first_reason(reasons: Mapping[str, Any]) -> str | None:

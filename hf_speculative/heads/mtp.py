@@ -1,7 +1,7 @@
 """speculators' MTP heads: one layer of multi-token prediction, used again for each further token (arXiv 2509.18362)."""
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -114,25 +114,11 @@ class SpeculatorsMtpLayout(Layout):
 
     name = "speculators"
     speculators_types = ("mtp",)
+    models: ClassVar = {MtpHeadConfig: MtpHead}
 
     def config(self) -> MtpHeadConfig:
-        return MtpHeadConfig(
-            **{name: value for name, value in self.files.fields.items() if name not in ("auto_map", "architectures")}
-        )
-
-    def model_class(self, config: PreTrainedConfig) -> type[PreTrainedModel]:
-        return MtpHead
+        return MtpHeadConfig(**self.files.settings)
 
     def renamed(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> dict[str, Tensor]:
         of_target = ("embed_tokens.", "lm_head.", "verifier_lm_head.")
         return {name: tensor for name, tensor in tensors.items() if not name.startswith(of_target)}
-
-    @classmethod
-    def writing_unsupported_reason(cls, config: PreTrainedConfig) -> str | None:
-        return None if isinstance(config, MtpHeadConfig) else super().writing_unsupported_reason(config)
-
-    @classmethod
-    def published(
-        cls, config: PreTrainedConfig, tensors: dict[str, Tensor]
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        return config.to_diff_dict(), tensors

@@ -13,9 +13,4 @@ from .timed import Timed
 
 SCHEDULES = (Adaptive, BestNodes, Constant, HybridSchedule, Heuristic, ConfidenceStop, AlignRows)
 #: by the names of `num_assistant_tokens_schedule`; each is made from a number of tokens
-SCHEDULE_NAMES = {
-    "adaptive": Adaptive,
-    "constant": Constant,
-    "heuristic": Heuristic,
-    "heuristic_transient": Heuristic,
-}
+SCHEDULE_NAMES = {"adaptive": Adaptive, "constant": Constant, "heuristic": Heuristic, "heuristic_transient": Heuristic}

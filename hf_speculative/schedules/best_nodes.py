@@ -1,7 +1,6 @@
 """Choose the number of draft tokens that pay, by the drafter's own probabilities for each of them."""
 
 from collections.abc import Callable
-from functools import partial
 
 from ..interfaces import Schedule
 from ..types import Batch, Costs, Round
@@ -31,28 +30,30 @@ class BestNodes(Schedule):
     Args:
         max_tokens: the most nodes.
         costs: of rounds. Default: learned from those of earlier calls.
+
+    Attributes:
+        to_beat: tokens a row in the time of a plain step that something else promises.
+        last: nodes of the widest row that this round proposes.
     """
 
     weighs_costs = True
-    #: tokens a row in the time of a plain step that something else promises
     to_beat = 0.0
 
     def __init__(self, max_tokens: int = 64, costs: Costs | None = None):
         if max_tokens < 1:
             raise ValueError(f"`max_tokens={max_tokens}` drafts nothing: give 1 or more.")
         self.max_tokens, self.given = max_tokens, costs
-        self.costs: Callable[[int], Costs] = partial(_given, costs or Costs())
         self.last, self.num_vain = FEW, 0
         self.promised = self.kept = TRUST_WEIGHT
 
     def begin(self, batch: Batch, costs: Callable[[int], Costs]) -> None:
-        if self.given is None:
-            self.costs = costs
+        self.costs = costs if self.given is None else lambda num_rows: self.given
 
     def plan(self, batch: Batch) -> list[int]:
         self.num_vain += 1
         rest = min(MOST_REST, 1 + self.num_vain // PATIENCE)
         num_looked_at = min(self.max_tokens, max(FEW, MORE * self.last)) if self.num_vain % rest == 0 else 0
+        self.last = 0  # unless some pay
         return [min(num_looked_at, room) for room in self.rooms(batch)]
 
     def num_nodes(self, batch: Batch, chances: list[list[float]]) -> list[int]:
@@ -83,7 +84,3 @@ class BestNodes(Schedule):
             self.kept = MEMORY * self.kept + sum(round.num_accepted)
         else:
             self.kept += FORGIVENESS * (self.promised - self.kept)
-
-
-def _given(costs: Costs, num_rows: int) -> Costs:
-    return costs

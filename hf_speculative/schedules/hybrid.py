@@ -29,7 +29,7 @@ class HybridSchedule(WrappedSchedule):
 
     def __init__(self, schedule: Schedule, max_tokens: int = 64, costs: Costs | None = None):
         super().__init__(schedule)
-        self.guesses = _Guesses(max_tokens, costs)
+        self.guesses = BestNodes(max_tokens, costs)
         self.tokens = FIRST_TOKENS
         self.plans: tuple[list[int], list[int]] = [], []
 
@@ -43,7 +43,6 @@ class HybridSchedule(WrappedSchedule):
         if speed is None:
             speed = self.tokens / self.guesses.costs(len(drafts)).steps(length, length)
         self.guesses.to_beat = speed
-        self.guesses.num_proposed = 0
         return [max(both) for both in zip(drafts, guesses, strict=True)]
 
     def parts(self, plan: list[int]) -> tuple[Part, Part]:
@@ -51,34 +50,15 @@ class HybridSchedule(WrappedSchedule):
         return (self.guesses, guesses), (self.schedule, drafts)
 
     def num_passes(self, round: Round) -> int:
-        return 0 if self.guesses.num_proposed else self.schedule.num_passes(round)
+        return 0 if self.guesses.last else self.schedule.num_passes(round)
 
     def update(self, round: Round) -> None:
-        self.guesses.update(round)
-        if self.guesses.num_proposed:
+        if self.guesses.last or not any(round.num_drafted):
+            self.guesses.update(round)
+        if self.guesses.last:
             self.tokens += FORGIVENESS * (FIRST_TOKENS - self.tokens)
             return
         self.schedule.update(round)
         if any(round.num_drafted):
             mean = sum(map(len, round.tokens)) / len(round.rows)
             self.tokens = MEMORY * self.tokens + (1 - MEMORY) * mean
-
-
-class _Guesses(BestNodes):
-    """Nothing where drafts promise more.
-
-    Attributes:
-        to_beat: tokens a row in the time of a plain step that drafts promise.
-        num_proposed: of this round.
-    """
-
-    to_beat, num_proposed = 0.0, 0
-
-    def num_nodes(self, batch: Batch, chances: list[list[float]]) -> list[int]:
-        counts = super().num_nodes(batch, chances)
-        self.num_proposed = max(counts)
-        return counts
-
-    def update(self, round: Round) -> None:
-        if self.num_proposed or not any(round.num_drafted):
-            super().update(round)

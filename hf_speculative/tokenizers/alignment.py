@@ -20,19 +20,13 @@ LOOKBEHIND = 10
 
 
 class Encoder:
-    """A tokenizer that says where in the text each token ends.
-
-    Attributes:
-        num_characters: characters encoded so far.
-    """
+    """A tokenizer that says where in the text each token ends."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer, self.vocabulary = tokenizer, vocabulary_of(tokenizer)
-        self.num_characters = 0
 
     def __call__(self, text: str) -> tuple[list[int], list[int]]:
         """Token ids of `text` and the byte at which each ends; nothing where that cannot be told."""
-        self.num_characters += len(text)
         settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
         ids = list(self.tokenizer(text, **settings).input_ids)
         pieces = [self.vocabulary.piece(index) for index in ids]
@@ -224,8 +218,3 @@ class Translation:
         self.openers = {*self.draft.prefix, roles.get("bos")} - {roles.get("eos")}
         #: stands for a text that is empty: a model must be fed something
         self.filler = next((roles[role] for role in ("bos", "eos", "pad") if role in roles), 0)
-
-    @property
-    def num_characters(self) -> int:
-        """Characters encoded so far, by both tokenizers."""
-        return self.encode_target.num_characters + self.encode_draft.num_characters

@@ -103,9 +103,8 @@ class Transcript:
         """The target's tokens, `limit` at most, for the text that `drafted` adds to the committed one."""
         target, text = self.translation.target, self.draft.text
         written, special = self._written(drafted)
-        unread = bytes(
-            text[self.draft.num_covered :]
-        )  # of a character that the target has begun, and the draft writes whole
+        # Of a character that the target has begun, and the draft writes whole.
+        unread = bytes(text[self.draft.num_covered :])
         if not written.startswith(unread):
             return []
         size = self._context(history)

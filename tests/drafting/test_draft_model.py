@@ -39,11 +39,8 @@ class Kernels(TorchDispatchMode):
 @torch.no_grad()
 def test_a_step_does_little_beside_its_pass(draft, lengths, most):
     batch = Batch(tiny.prompts(len(lengths), width=6)["input_ids"], [0] * len(lengths), max_length=40)
-    drafter, sampler, schedule = (
-        DraftModel(RaggedModel(draft)),
-        Greedy(Processors([], len(lengths)), draft.config.vocab_size),
-        Constant(4),
-    )
+    drafter, schedule = DraftModel(RaggedModel(draft)), Constant(4)
+    sampler = Greedy(Processors([], len(lengths)), draft.config.vocab_size)
     num_tokens = [4] * len(lengths)
     drafter.begin(batch, sampler)
     drafter.propose(batch, num_tokens, schedule, sampler)

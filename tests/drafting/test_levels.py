@@ -12,10 +12,9 @@ def grown(tables, top_k=TOP_K, depth=DEPTH):
     """Levels whose scores are those of a table of prefixes for each row."""
     levels = Levels(top_k, torch.stack([table(()) for table in tables]).log()[:, None])
     for _ in range(depth - 1):
-        width = levels.expand()
-        tree, tokens = levels.expanded_tree, levels.expanded_tokens.tolist()
+        width, tokens, tree = levels.expand()
         rows = []
-        for table, own, parents in zip(tables, tokens, tree.parents.tolist(), strict=True):
+        for table, own, parents in zip(tables, tokens.tolist(), tree.parents.tolist(), strict=True):
             rows.append(torch.stack([table(path) for path in trees.paths_of(own, parents)[-width:]]))
         levels.add(torch.stack(rows).log())
     return levels

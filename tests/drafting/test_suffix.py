@@ -120,19 +120,6 @@ def test_settings_of_a_drafter():
 # `draft_model="suffix"`
 
 
-def test_a_method_needs_no_model(target):
-    """In the call and attached: the same tokens, and drafts that are kept."""
-    call = tiny.prompts(3, width=12) | GREEDY | {"max_new_tokens": 60}
-    assert agrees(target, call, draft_model="suffix").num_accepted_draft_tokens > 0
-    expected = target.generate(**call).tolist()
-    try:
-        with hs.record() as stats:
-            assert hs.attach(target, "suffix").generate(**call).tolist() == expected
-    finally:
-        hs.detach(target)
-    assert stats.num_accepted_draft_tokens > 0
-
-
 def test_answers_that_are_kept_with_the_model(target):
     call = tiny.prompts(1, seed=8) | GREEDY | {"max_new_tokens": 30, "draft_model": "suffix", "num_draft_tokens": 5}
 

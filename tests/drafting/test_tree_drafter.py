@@ -41,6 +41,7 @@ def grown(*proposers, num_nodes=4, may_branch=True, text=(1,), max_depth=6, sche
     batch = hs.Batch(torch.tensor([list(text)]), [0], max_length=len(text) + 21)
     drafter.begin(batch, SAMPLER)
     schedule = schedule or Constant(num_nodes)
+    schedule.begin(batch, None)
     return drafter, drafter.propose(batch, [num_nodes], schedule, SAMPLER), batch
 
 
@@ -145,8 +146,9 @@ def test_sampled_text_keeps_its_distribution():
 # `method="auto"`
 
 
-@pytest.mark.parametrize("method", ["auto", "recycling", ["recycling", "ngram"], "ngram+suffix"])
+@pytest.mark.parametrize("method", ["auto", "recycling", "suffix", ["recycling", "ngram"], "ngram+suffix"])
 def test_a_method_needs_no_model(target, method):
+    """In the call and for all calls."""
     call = tiny.prompts(3, width=12) | {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
     assert agrees(target, call, draft_model=method, num_draft_tokens=4).num_accepted_draft_tokens > 0
     expected = target.generate(**call).tolist()

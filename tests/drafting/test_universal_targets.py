@@ -1,81 +1,56 @@
 """Heads beside targets on the universal path: a recurrence, an image in the prompt, positions that the model counts itself."""
 
 import pytest
-from transformers import set_seed
 
 import hf_speculative as hs
 from hf_speculative.heads import load_head
 from tests.architectures.check import build, prompts
 from tests.support import heads, tied, tiny
-from tests.support.plain import same_as_plain
+from tests.support.plain import agrees, same_as_plain
 
-MAPPINGS = {
-    "qwen3_next": "causal",
-    "lfm2": "causal",
-    "mamba2": "causal",
-    "llava": "image-text",
-    "qwen2_vl": "image-text",
+#: where transformers lists a target, and heads that go with it
+TARGETS = {
+    "qwen3_next": ("causal", ("eagle3", "dflash", "mtp")),
+    "lfm2": ("causal", ("eagle3",)),
+    "llava": ("image-text", ("eagle3", "dflash")),
+    "qwen2_vl": ("image-text", ("mtp", "dflash")),
 }
 NEW = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
 
 
 def made(name):
     """A target whose next token follows mostly from the last one, which heads know."""
-    model = build(MAPPINGS[name], name)
+    model = build(TARGETS[name][0], name)
     tied.hush(model.get_decoder().layers, 0.2)
     return model
 
 
-def mtp(target, folder):
-    return load_head(heads.write_mtp(folder, target))
+def eagle3(target):
+    return heads.eagle3(target, hidden=target.config.get_text_config(decoder=True).hidden_size)
 
 
 KINDS = {
-    "eagle3": lambda target, folder: heads.eagle3(
-        target, hidden=target.config.get_text_config(decoder=True).hidden_size
-    ),
+    "eagle3": lambda target, folder: eagle3(target),
     "dflash": lambda target, folder: tied.dflash_for(target, steps=25),
-    "mtp": mtp,
+    "mtp": lambda target, folder: load_head(heads.write_mtp(folder, target)),
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("qwen3_next", "eagle3"),
-        ("qwen3_next", "dflash"),
-        ("qwen3_next", "mtp"),
-        ("lfm2", "eagle3"),
-        ("llava", "eagle3"),
-        ("llava", "dflash"),
-        ("qwen2_vl", "mtp"),
-        ("qwen2_vl", "dflash"),
-    ],
-)
+@pytest.mark.parametrize("name, kind", [(name, kind) for name, (_, kinds) in TARGETS.items() for kind in kinds])
 def test_greedy_and_seed_for_seed(name, kind, tmp_path):
-    target = made(name)
-    head = KINDS[kind](target, tmp_path)
-    num_accepted = 0
+    target, num_accepted = made(name), 0
+    drafts = {"draft_model": KINDS[kind](target, tmp_path), "num_draft_tokens": 3}
     for batch_size in (1, 4):
-        inputs = prompts(MAPPINGS[name], target, batch_size)
-        expected = target.generate(**inputs, **NEW)
-        with hs.record() as stats:
-            found = hs.generate(target, **inputs, **NEW, draft_model=head, num_draft_tokens=3)
-        assert found.tolist() == expected.tolist()
-        num_accepted += stats.num_accepted_draft_tokens
-        sampled = NEW | {"do_sample": True, "temperature": 1.2}
-        set_seed(batch_size)
-        expected = target.generate(**inputs, **sampled)
-        set_seed(batch_size)
-        found = hs.generate(target, **inputs, **sampled, draft_model=head, reproducible=True, num_draft_tokens=3)
-        assert found.tolist() == expected.tolist()
+        call = prompts(TARGETS[name][0], target, batch_size) | NEW
+        num_accepted += agrees(target, call, **drafts).num_accepted_draft_tokens
+        agrees(target, call | {"do_sample": True, "temperature": 1.2}, batch_size, **drafts)
     assert num_accepted > 0
 
 
 def test_text_alone_takes_the_ragged_path():
     """An image takes its target off it, for this call."""
     target = made("llava")
-    head = heads.eagle3(target, hidden=target.config.get_text_config(decoder=True).hidden_size)
+    head = eagle3(target)
     assert same_as_plain(target, tiny.prompts(2), draft_model=head, num_draft_tokens=8, tree_top_k=2).num_draft_tokens
     answer = hs.check(target, head)
     assert answer and answer.target.path == "ragged" and answer.target.chains is None

@@ -13,6 +13,7 @@ from hf_speculative.heads import layout_of, load_head, write_head
 from hf_speculative.heads.dflash import Block, DFlashHead
 from hf_speculative.models.loading import load_model
 from tests.support import blocks, heads, tiny
+from tests.support.plain import same_as_plain
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +63,7 @@ def test_what_is_saved_loads_again(kind, write, tmp_path, pairs):
     assert type(again) is type(head) and Block.of(again.config) == Block.of(head.config)
     ours, theirs = head.state_dict(), again.state_dict()
     assert ours.keys() == theirs.keys() and all(tensor.equal(theirs[name]) for name, tensor in ours.items())
-    settings = {"do_sample": False, "max_new_tokens": 8, **tiny.prompts(2)}
-    found = hs.generate(pairs[False][0], **settings, draft_model=again)
-    assert found.tolist() == pairs[False][0].generate(**settings).tolist()
+    same_as_plain(pairs[False][0], tiny.prompts(2), {"max_new_tokens": 8}, draft_model=again)
 
 
 @pytest.mark.parametrize("kind", blocks.KINDS)
@@ -131,8 +130,6 @@ SPECULATORS, CODEBOOK, D2T = "speculators, reduced", "candidate_selector.success
     ("kind", "changes", "message"),
     [
         ("z-lab", {"drop": ["fc.weight"]}, r"missing: encoder.fc.weight \(32, 64\)\)"),
-        ("z-lab", {"tensors": {"fc.weight": torch.zeros(32, 32)}}, r"\(32, 32\) where its config says \(32, 64\)"),
-        ("z-lab", {"tensors": {"gru.weight": torch.zeros(3)}}, r"unexpected: gru.weight \(3,\)"),
         ("z-lab", {"mask_token_id": None}, "its config.json does not say mask_token_id"),
         ("z-lab", {"draft_shift": True}, "`draft_shift=True` belongs to another kind of head"),
         ("z-lab", {"model_type": "gemma4_text"}, "layers are of type 'gemma4_text', and only Qwen3's"),
@@ -143,7 +140,6 @@ SPECULATORS, CODEBOOK, D2T = "speculators, reduced", "candidate_selector.success
         (SPECULATORS, {"target_hidden_size": 64}, "`target_hidden_size=64` is not its `hidden_size=32`"),
         (SPECULATORS, {"drop": ["lm_head.weight"]}, r"missing: lm_head.weight \(40, 32\)"),
         (SPECULATORS, {"tensors": {"d2t": D2T}}, r"d2t \(40,\) leads to the token ids 0 to 78, and the target has"),
-        (SPECULATORS, {"tensors": {"d2t": -D2T}}, r"d2t \(40,\) leads 39 draft tokens to target tokens that others"),
         ("speculators", {"tensors": {"d2t": torch.ones(61).long()}}, "reorders a draft vocabulary that is as large"),
         ("DSpark", {"markov_head_type": "lstm"}, "`markov_head_type='lstm'` is not one of vanilla, gated, rnn"),
         ("DSpark", {"markov_rank": 0}, "`confidence_head_with_markov=True` needs a `markov_rank`"),
@@ -155,13 +151,7 @@ def test_broken_files(kind, changes, message, write):
         load_head(write(kind, **changes))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: tiny.llama(layers=1), "made for a target of hidden size 32 with more than 1 layers"),
-        (lambda: tiny.llama(vocab_size=50), "made for a target that has the token id 60"),
-    ],
-)
-def test_another_target(make, message, write):
-    with pytest.raises(ValueError, match=message):
-        hs.generate(make(), **tiny.prompts(1, vocab_size=50), draft_model=str(write(SPECULATORS)), max_new_tokens=2)
+def test_a_target_of_fewer_tokens(write):
+    target, inputs = tiny.llama(vocab_size=50), tiny.prompts(1, vocab_size=50)
+    with pytest.raises(ValueError, match="made for a target that has the token id 60"):
+        hs.generate(target, **inputs, draft_model=str(write(SPECULATORS)), max_new_tokens=2)

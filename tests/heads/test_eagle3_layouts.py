@@ -127,12 +127,9 @@ def test_broken_files(change, message, tmp_path):
         load_head(folder)
 
 
-def test_a_whole_vocabulary_in_another_order(tmp_path):
+def test_a_map_that_says_nothing(tmp_path):
     head = heads.eagle3(tiny.llama())
     write_head(head, tmp_path, "speculators")
     tensors = load_file(tmp_path / "model.safetensors")
     save_file(tensors | {"d2t": torch.zeros(61, dtype=torch.long)}, tmp_path / "model.safetensors")
     assert same(load_head(tmp_path), head)
-    save_file(tensors | {"d2t": 60 - 2 * torch.arange(61)}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"d2t .* reorders"):
-        load_head(tmp_path)

@@ -109,10 +109,8 @@ def test_tokens_are_those_of_plain_decoding(target, draft, shapes, mode):
     if mode == "reproducible":
         reproduces_plain(target, (1, 3), {"top_k": 8}, **attached(draft))
     else:
-        call = tiny.prompts(3) | {"max_new_tokens": 24, "pad_token_id": 0, "do_sample": False}
-        call |= {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3} if mode == "penalties" else {}
-        expected = target.generate(**call)
-        assert hs.generate(target, **call, **attached(draft)).tolist() == expected.tolist()
+        settings = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3} if mode == "penalties" else {}
+        same_as_plain(target, tiny.prompts(3), settings, **attached(draft))
     assert shapes["tree"] > 3
 
 
@@ -158,10 +156,8 @@ def test_a_block_gives_more_nodes_than_it_is_long(shapes):
 
 def test_near_its_end_a_row_keeps_its_siblings(target, draft):
     """One token is left beside the target's own: as many nodes are proposed for it as ever."""
-    call = tiny.prompts(1) | {"max_new_tokens": 3, "pad_token_id": 0, "do_sample": False, "draft_model": draft}
-    with hs.record() as stats:
-        found = hs.generate(target, **call, num_draft_tokens=4, speculative_config=hs.SpeculativeConfig(tree_top_k=4))
-    assert found.tolist() == target.generate(**call | {"draft_model": None}).tolist()
+    tree = {"num_draft_tokens": 4, "tree_top_k": 4}
+    stats = same_as_plain(target, tiny.prompts(1), {"max_new_tokens": 3}, draft_model=draft, **tree)
     assert stats.num_draft_tokens == 4
 
 

@@ -101,12 +101,10 @@ class SuffixStore:
         """
         texts = []
         for path in map(Path, paths):
-            if not path.is_dir():
-                try:
-                    texts.append(path.read_text(encoding="utf-8"))
-                except UnicodeDecodeError as error:
-                    raise ValueError(f"{str(path)!r} is no UTF-8 text ({error.reason}): leave it out.") from error
-            texts += [text for file in _visible_files(path) if (text := _text_of(file)) is not None]
+            found = [_text_of(file) for file in (_visible_files(path) if path.is_dir() else [path])]
+            if found == [None] and not path.is_dir():
+                raise ValueError(f"{str(path)!r} is no UTF-8 text: leave it out.")
+            texts += [text for text in found if text is not None]
         self.add_texts(texts)
 
     def _add_all(self, documents: Sequence[Sequence[int]]) -> None:
@@ -240,7 +238,7 @@ def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _visible_files(folder: Path) -> list[Path]:
-    """Sorted; of what is no folder, none."""
+    """Sorted."""
     found = (file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
     return [folder / file for file in sorted(found) if not any(part.startswith(".") for part in file.parts)]
 
