@@ -196,12 +196,8 @@ class RaggedModel(CachedModel):
         if seen == self.host_seen and all(seen <= first for seen, first in zip(seen, firsts, strict=True)):
             return  # it was not fed the tree
         first = uploaded(firsts, batch.path.device)[:, None]
-        self._move(first + batch.path, first + torch.arange(batch.path.shape[1], device=first.device))
+        self.cache.move(first + batch.path, first + torch.arange(batch.path.shape[1], device=first.device))
         self._set_seen(list(range(len(seen))), seen)
-
-    def _move(self, source: Tensor, goal: Tensor) -> None:
-        """What is cached in slots `source (batch, n)` goes to slots `goal (batch, n)`."""
-        self.cache.move(source, goal)
 
     def select(self, indices: list[int]) -> None:
         if self.seen is None:
@@ -227,23 +223,18 @@ class RaggedModel(CachedModel):
         shared = [min(prefix.num_tokens, other.host_seen[prefix.lane]) for prefix in batch.prefixes]
         if any(shared) and self.shares_prefixes:
             self._begin(batch, ahead=0)
-            self._copy([prefix.lane for prefix in batch.prefixes], other, max(shared))
-            self._set_seen(list(range(len(shared))), shared)
+            rows = list(range(len(shared)))
+            self.cache.reserve(len(shared), max(shared), limit=other.cache.capacity)
+            self.cache.take(other.cache, [prefix.lane for prefix in batch.prefixes], rows, max(shared))
+            self._set_seen(rows, shared)
             # A row that shares nothing names lane 0, whose offset is not its own.
             pairs = zip(batch.prefixes, shared, strict=True)
             self.offsets = [other.offsets[prefix.lane] if num else 0 for prefix, num in pairs]
 
-    def _copy(self, lanes: list[int], other, end: int) -> None:
-        """Slots `[0, end)` of row `lanes[i]` of `other` become those of row i."""
-        self.cache.reserve(len(lanes), end, limit=other.cache.capacity)
-        for layer, given in zip(self.cache.attending, other.cache.attending, strict=True):
-            layer.copy(given, lanes, end)
-
     def take(self, other, lanes: list[int]) -> None:
         end = max(other.host_seen)
         self.cache.reserve(self.cache.num_rows, end, limit=other.cache.capacity)
-        for layer, given in zip(self.cache.attending, other.cache.attending, strict=True):
-            layer.take(given, lanes, end)
+        self.cache.take(other.cache, list(range(len(lanes))), lanes, end)
         self.cache.recurrence.take(other.cache.recurrence, lanes)
         for lane, offset in zip(lanes, other.offsets, strict=True):
             self.offsets[lane] = offset
