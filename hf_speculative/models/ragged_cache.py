@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import Cache, CacheLayerMixin
 
+from ..hf_compat import LinearAttentionLayer
 from ..types import uploaded
 from .places import in_rows
 from .recurrent_cache import Recurrence, RecurrentLayer
@@ -121,7 +122,7 @@ class RaggedRecurrentLayer(RaggedLayer, RecurrentLayer):
 
     def __init__(self, cache: "RaggedCache", sliding_window: int | None, number_of_states: int):
         RaggedLayer.__init__(self, cache, sliding_window)
-        RecurrentLayer.__init__(self, number_of_states)
+        LinearAttentionLayer.__init__(self, number_of_states)
 
 
 class RaggedCache(Cache):
