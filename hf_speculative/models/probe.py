@@ -149,7 +149,7 @@ def _shortened(model: PreTrainedModel, inputs: Inputs) -> Inputs:
             ids = ids.expand(-1, 2)
             kwargs["decoder_attention_mask"] = torch.tensor([0, 1], device=ids.device).expand(len(ids), -1)
         return Inputs(ids, inputs.generation_config, kwargs)
-    if not inputs.is_text or inputs.input_ids.shape[1] == 0 or num_cached_of_image(model, inputs.cache):
+    if inputs.others or inputs.input_ids.shape[1] == 0 or num_cached_of_image(model, inputs.cache):
         return inputs
     ids = inputs.input_ids[:NUM_ROWS, -LONGEST_PROMPT:].clamp(max=last_id(model))
     ids = ids.expand(NUM_ROWS, -1) if len(ids) == 1 else ids

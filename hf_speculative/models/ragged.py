@@ -21,7 +21,6 @@ from .attention import takes_masks, with_folded_attention
 from .cached_model import device_of, last_id, reads_length
 from .masks import AttentionLayers, Nodes, nodes_of
 from .ragged_cache import RaggedLayer
-from .recurrent_cache import RecurrentLayer
 from .stepped import with_stepped_mixers
 
 
@@ -272,13 +271,6 @@ class RaggedModel(CachedModel):
                 layer.values[row, :, seen - num_kept + skip : seen] = given.values[row, :, skip:]
 
     def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
-        batch = self.recall(sequences, padding, lengths)
-        if batch is not None:
-            self.logits(batch, ahead=0, num_last=1)
-        return self.exported(given, sequences.shape[1] - 1, padding)
-
-    def recall(self, sequences: Tensor, padding: list[int], lengths: list[int]) -> Batch | None:
-        """The rows that are done come back; as a batch, if something is left to read: what plain decoding feeds after ends."""
         rows, self.done = self.done, []
         self.rows = [row for row, _ in rows]
         self.host_seen = [min(seen, lengths[row] - padding[row] - 1) for row, seen in rows]
@@ -287,21 +279,23 @@ class RaggedModel(CachedModel):
         self.cache.recurrence.recall([seen for _, seen in rows])
         self._go_back()
         batch = Batch(sequences[:, :-1], padding, sequences.shape[1]).part(self.rows)
-        return batch if max(self._begin(batch, ahead=0)[1]) else None
+        if max(self._begin(batch, ahead=0)[1]):  # what plain decoding feeds after ends
+            self.logits(batch, ahead=0, num_last=1)
+        stored = self._exported(sequences.shape[1] - 1, padding)
+        if given is None:
+            return stored
+        given.layers = stored.layers
+        return given
 
-    def exported(self, given, num_columns: int, padding: list[int]):
+    def _exported(self, num_columns: int, padding: list[int]) -> DynamicCache:
         """The first `num_columns` columns of all rows as a transformers cache; 0 where left padding stands."""
         stored = DynamicCache(config=self.layers.config)
+        self.cache.recurrence.store(stored, [self.rows.index(row) for row in range(len(self.rows))])
         for index, layer in enumerate(self.cache.layers):
-            if isinstance(layer, RecurrentLayer):
-                layer.store(stored.layers[index], [self.rows.index(row) for row in range(len(self.rows))])
             if isinstance(layer, RaggedLayer) and layer.is_initialized:
                 parts = [part.new_zeros(*part.shape[:2], num_columns, part.shape[3]) for part in layer.filled()]
                 for part, filled in zip(parts, layer.filled(), strict=True):
                     for lane, row in enumerate(self.rows):
                         part[row, :, padding[row] :] = filled[lane, :, : num_columns - padding[row]]
                 stored.update(*parts, index)
-        if given is None:
-            return stored
-        given.layers = stored.layers
-        return given
+        return stored

@@ -95,14 +95,13 @@ class RecordingUniversalModel(UniversalModel):
     def __init__(self, model: PreTrainedModel, inputs: Inputs, layers: tuple[int, ...], keep: tuple[str, ...] = ()):
         self.recorded = layers
         self.selection = True if "hidden_states" in keep else asked_for(layers)
-        self.states: Tensor | None = None
         install_capturing_hooks(model)
         super().__init__(model, inputs, keep=keep)
         self.padding = uploaded(inputs.prompt.padding, self.ids.device)
 
     def reset(self) -> None:
         super().reset()
-        self.states = None
+        self.states: Tensor | None = None
 
     def _begin(self) -> None:
         super()._begin()
