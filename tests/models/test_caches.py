@@ -92,7 +92,10 @@ def test_turns_after_an_image(model_type, drafts_for_itself):
 
 @pytest.mark.parametrize(
     ("name", "batch_size"),
-    [("llama", 1), ("llama", 3), ("gemma3_text", 3), ("gemma4_text", 3), ("bloom", 1), ("qwen3_next", 3), ("lfm2", 3)],
+    [
+        *(("llama", 1), ("llama", 3), ("gemma3_text", 3), ("gemma4_text", 3), ("bloom", 1)),
+        *(("qwen3_next", 3), ("lfm2", 3), ("bamba", 3), ("lfm2_moe", 3)),
+    ],
 )
 def test_the_cache_after_a_stop_inside_a_block(name, batch_size):
     """What was accepted beyond the stop is not the text's: the cache that comes back ends where plain decoding's does."""
@@ -110,6 +113,10 @@ def test_the_cache_after_a_stop_inside_a_block(name, batch_size):
     for own, theirs in zip(cache.layers, expected.past_key_values.layers, strict=True):
         if getattr(theirs, "keys", None) is not None:
             assert own.keys.shape == theirs.keys.shape
+        for states in ("conv_states", "recurrent_states"):
+            for index, state in getattr(theirs, states, {}).items():
+                if state is not None:
+                    torch.testing.assert_close(getattr(own, states)[index], state, rtol=1e-3, atol=1e-3)
     done = found.sequences.shape[1] - first["input_ids"].shape[1]
     more = torch.randint(1, 60, (batch_size, 4))
     kept = torch.cat([first["attention_mask"], torch.ones(batch_size, done + 4).long()], 1)
