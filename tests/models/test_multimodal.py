@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import hf_speculative as hs
 from hf_speculative.models import MultimodalModel, RaggedModel, choose_for, prepared_inputs, probe
 from hf_speculative.models.universal import UniversalModel
 from hf_speculative.types import Batch, Prefix
@@ -52,18 +51,6 @@ def test_several_sequences_of_a_prompt(target):
     sampled = {"do_sample": True, "max_new_tokens": 12, "num_return_sequences": 2}
     call = prompts("image-text", target, 2) | sampled
     agrees(target, call, draft_model=tiny.noisy_copy(target, 0.1), num_draft_tokens=3)
-
-
-def test_a_second_turn_goes_on_from_the_cache(target):
-    inputs = prompts("image-text", target, 1)
-    draft, as_dict = tiny.noisy_copy(target, 0.1), {"return_dict_in_generate": True}
-    turns = []
-    for keywords in ({}, {"draft_model": draft, "num_draft_tokens": 3}):
-        first = hs.generate(target, **inputs, **GREEDY, **as_dict, **keywords)
-        longer = torch.cat([first.sequences, first.sequences.new_tensor([[5, 6, 7]])], 1)
-        second = {"attention_mask": torch.ones_like(longer), "past_key_values": first.past_key_values}
-        turns.append(target.generate(longer, **second, **GREEDY).tolist())
-    assert turns[0] == turns[1]
 
 
 def test_a_row_that_ends_before_the_draft_is_asked(models):
