@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +33,8 @@ TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", 
 TOKEN_TYPES = {"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"}
 
 
-def cache_argument(kwargs: dict[str, Any]) -> str:
-    """The keyword of the cache among `kwargs`."""
+def cache_argument(kwargs: Mapping[str, Any]) -> str:
+    """The keyword of the cache among `kwargs`, or those that a model takes."""
     return next((name for name in CACHE_ARGUMENTS if kwargs.get(name) is not None), "past_key_values")
 
 

@@ -43,8 +43,9 @@ class AttentionLayers:
             kind = "sliding_attention"
         else:
             kind = "full_attention" if self.chunk is None else "chunked_attention"
-        self.kinds = self.types or [kind] * self.config.num_hidden_layers
-        self.windows = [self.window if "sliding" in kind else None for kind in self.kinds]
+        kinds = self.types or [kind] * self.config.num_hidden_layers
+        self.kinds = {ATTENTION_TYPES[kind] for kind in kinds if kind in ATTENTION_TYPES}
+        self.windows = [self.window if "sliding" in kind else None for kind in kinds]
         self.num_states: list[int] = []
         self.attends: list[bool] = []
         self.are_recurrent = is_recurrent(model)
@@ -52,11 +53,8 @@ class AttentionLayers:
             layers = DynamicCache(config=self.config).layers
             self.num_states = [getattr(layer, "number_of_states", 0) for layer in layers]
             self.attends = [isinstance(layer, CacheLayerMixin) for layer in layers]
-
-    @property
-    def attend(self) -> bool:
-        """Whether any layer attends."""
-        return not self.attends or any(self.attends)
+        #: whether any layer attends
+        self.attend = not self.attends or any(self.attends)
 
     def new_cache(self) -> RaggedCache:
         return RaggedCache(self.windows, self.num_states, self.attends)
@@ -86,10 +84,10 @@ class AttentionLayers:
         of_columns = None if is_filler is None else ~is_filler
         if not self.attend:
             return of_columns
-        kinds = {ATTENTION_TYPES[kind] for kind in self.kinds if kind in ATTENTION_TYPES}
-        masks: dict[str, Tensor | None] = {kind: self._mask(kind, queries, cache, dtype, nodes) for kind in kinds}
+        masks: dict[str, Tensor | None] = {kind: self._mask(kind, queries, cache, dtype, nodes) for kind in self.kinds}
         if self.types is None:
-            return masks[self.kinds[0]]
+            (mask,) = masks.values()
+            return mask
         return masks | {"linear_attention": of_columns, "conv": of_columns} if self.are_recurrent else masks
 
     def _mask(

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from transformers import CacheLayerMixin, DynamicCache, PreTrainedModel
 
-from ..hf_compat import CACHE_ARGUMENTS
 from ..interfaces import CachedModel
 from ..types import Batch, columns_from, uploaded
 from . import pool
 from .attention import takes_masks, with_folded_attention
 from .cached_model import device_of, last_id, reads_length
+from .inputs import cache_argument
 from .masks import AttentionLayers, Nodes, nodes_of
 from .ragged_cache import RaggedLayer
 from .stepped import with_stepped_mixers
@@ -43,7 +43,7 @@ class RaggedModel(CachedModel):
         self.device, self.dtype = device_of(model), model.dtype
         accepted = inspect.signature(model.forward).parameters
         self.accepts_logits_to_keep = "logits_to_keep" in accepted
-        self.cache_name = next((name for name in CACHE_ARGUMENTS if name in accepted), "past_key_values")
+        self.cache_name = cache_argument(accepted)
 
     def reset(self) -> None:
         if self.cache.num_rows or not self.cache.capacity:
