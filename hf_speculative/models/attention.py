@@ -152,14 +152,8 @@ def mask_unsupported_reason(model: PreTrainedModel) -> str | None:
 
 def folds_by(model: nn.Module) -> list[int]:
     """The number of query heads for each key head, where `folded_attention` folds masks."""
-    modules = (vars(module) for module in model.modules())
-    return sorted(
-        {
-            own["num_key_value_groups"]
-            for own in modules
-            if attention_name(own.get("config")) == NAME and "num_key_value_groups" in own
-        }
-    )
+    folding = [own for own in map(vars, model.modules()) if attention_name(own.get("config")) == NAME]
+    return sorted({own["num_key_value_groups"] for own in folding if "num_key_value_groups" in own})
 
 
 def _is_grouped_sdpa(module: nn.Module) -> bool:

@@ -19,7 +19,7 @@ REFUSED_TYPES = {"rwkv": _FORGETS, "csm_depth_decoder_model": _HEADS}
 def unwrap(model, argument: str) -> PreTrainedModel:
     """A LoRA-style wrapper's own model, adapters included; anything else as it is."""
     if model is not None:
-        check_module(model, argument)
+        check_type(model, argument, nn.Module)
     if not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
         if getattr(model.active_peft_config, "is_prompt_learning", False):
             raise ValueError(
@@ -40,34 +40,24 @@ def check_model(model, argument: str) -> None:
     check_type(model, argument)
     reason = speculation_unsupported_reason(model)
     if reason is not None:
-        way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
-        raise ValueError(f"`{argument}`: {type(model).__name__} {reason}: {way_out}.")
+        raise ValueError(f"`{argument}`: {type(model).__name__} {reason}: {_way_out(argument)}.")
 
 
-def check_type(model, argument: str) -> None:
-    """Refuse an object that is no transformers model."""
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(_no_model(model, argument))
+def check_type(model, argument: str, kind: type[nn.Module] = PreTrainedModel) -> None:
+    """Refuse an object that is no transformers model, or no module: the name of a target, for example."""
+    if not isinstance(model, kind):
+        way_out = "a transformers model" + (" that is loaded" if argument == "model" else ", or the name of one")
+        raise TypeError(f"`{argument}` is of type {type(model).__name__}: pass {way_out}.")
 
 
-def check_module(model, argument: str) -> None:
-    """Refuse an object that is no module, such as the name of a target."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(_no_model(model, argument))
-
-
-def _no_model(model, argument: str) -> str:
-    way_out = (
-        "a transformers model that is loaded" if argument == "model" else "a transformers model, or the name of one"
-    )
-    return f"`{argument}` is of type {type(model).__name__}: pass {way_out}."
+def _way_out(argument: str) -> str:
+    return "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
 
 
 def check_universal(model, inputs: Inputs, argument: str) -> None:
     """Refuse a model whose logits change when its cache is rolled back on this prompt; tried once for each model."""
     if not fits_universal(model, inputs, is_draft=argument == "draft_model"):
-        way_out = "use another draft" if argument == "draft_model" else "pass `draft_model=None` for plain decoding"
-        where = ""
+        where, way_out = "", _way_out(argument)
         if inputs.hides_columns:
             where, way_out = " under a `decoder_attention_mask` that hides columns", f"leave the mask out, or {way_out}"
         raise ValueError(
@@ -77,10 +67,9 @@ def check_universal(model, inputs: Inputs, argument: str) -> None:
 
 
 def quantised_inputs(model: PreTrainedModel) -> str:
-    """The kind of layers that quantise their inputs, so that logits depend on the shape of a pass; `None` without any."""
-    return (
-        "" if has_tested_modules(model) else ", as layers do that quantise their inputs (int8 weights alone are exact)"
-    )
+    """What to add where logits depend on the shape of a pass, if layers may quantise their inputs."""
+    reason = ", as layers do that quantise their inputs (int8 weights alone are exact)"
+    return "" if has_tested_modules(model) else reason
 
 
 def speculation_unsupported_reason(model) -> str | None:

@@ -83,12 +83,11 @@ def _asked_for(inputs: Inputs) -> Path | None:
 
 def _more_than_ids_reason(inputs: Inputs) -> str | None:
     """The input of a call that only transformers' own preparation can feed; `None` without any."""
-    kwargs = inputs.model_kwargs
     if others := [name for name in inputs.others if name not in OUTPUTS]:
         return f"is given {', '.join(others)}"
     if not inputs.prompt.is_left_padded:
         return "is given an `attention_mask` that hides more than left padding"
-    positions = kwargs.get("position_ids")
+    positions = inputs.model_kwargs.get("position_ids")
     if positions is not None and not _is_plain(positions, inputs):
         return "is given positions of its own"
     return None

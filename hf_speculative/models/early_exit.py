@@ -6,20 +6,16 @@ and runs the rest. A draft step is a pass of the lower half, which writes into t
 lower half its unseen tokens (the last draft token, or the prompt) and then the upper half. No layer runs twice for a token.
 """
 
-import copy
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..interfaces import CachedModel
 from ..types import Batch
-from .attention import with_folded_attention
 from .ragged import RaggedModel
 from .shallow import LayerProxy, decoder_layers, exchanged, output_head
 
 
-class EarlyExitModel(CachedModel):
+class EarlyExitModel(RaggedModel):
     """A target whose first `exit_layer` layers draft.
 
     Attributes:
@@ -32,8 +28,9 @@ class EarlyExitModel(CachedModel):
         path, head = decoder_layers(model), output_head(model)
         if path is None:
             raise ValueError("no single list of decoder layers")
-        model = with_folded_attention(model)
-        layers = list(model.get_submodule(path))
+        super().__init__(model)
+        self.takes_trees = False
+        layers = list(self.model.get_submodule(path))
         self.state = SharedHidden()
         # Each half keeps every index occupied: models look up a layer's attention type by its place.
         lower = [Exit(layer, self.state) if i == exit_layer - 1 else layer for i, layer in enumerate(layers)]
@@ -41,21 +38,14 @@ class EarlyExitModel(CachedModel):
         upper = [SkippedLayer(layer, self.state) for layer in layers[: exit_layer - 1]]
         upper += [ResumeLayer(layers[exit_layer - 1], self.state), *layers[exit_layer:]]
         lower_layers = nn.ModuleList(lower)
-        with_head = exchanged(model, {path: lower_layers})
+        with_head = exchanged(self.model, {path: lower_layers})
         # Where only the hidden states are needed, the head, which may weigh as much as several layers, is left out.
-        without_head = with_head if head is None else exchanged(model, {path: lower_layers, head: nn.Identity()})
+        without_head = with_head if head is None else exchanged(self.model, {path: lower_layers, head: nn.Identity()})
         self.lower_models = {True: with_head, False: without_head}
-        self.lower, self.upper = RaggedModel(with_head), RaggedModel(exchanged(model, {path: nn.ModuleList(upper)}))
-        self.reset()
+        self.upper_model = exchanged(self.model, {path: nn.ModuleList(upper)})
 
     def reset(self) -> None:
-        self.upper.reset()
-        self.lower.cache = self.upper.cache
-        self._agree()
-
-    def _agree(self) -> None:
-        """Set both halves to the same seen tokens."""
-        self.lower.host_seen, self.lower.seen = self.upper.host_seen, self.upper.seen
+        super().reset()
         #: the outputs of layer E for tokens that the upper half has not seen, `(batch, n, hidden)`, aligned at the last column
         self.states: list[Tensor] = []
 
@@ -65,57 +55,24 @@ class EarlyExitModel(CachedModel):
         return self._run_lower(batch, ahead, head=True)[:, 0]
 
     def _run_lower(self, batch: Batch, ahead: int, head: bool) -> Tensor:
-        self.lower.model = self.lower_models[head]
-        logits = self.lower.logits(batch, ahead, num_last=1)
+        if not self.states:
+            self._begin(batch, ahead)
+            self.seen_by_both = self.host_seen, self.seen
+        self.model = self.lower_models[head]
+        logits = super().logits(batch, ahead, num_last=1)
+        self.num_forwards -= 1  # no pass of the whole model
         # All passes after a round's first are one column wide, so that columns line up from the right.
         self.states.append(self.state.hidden)
         return logits
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         self._run_lower(batch, ahead, head=False)
-        self.state.hidden = torch.cat(self.states, 1)
-        logits = self.upper.logits(batch, ahead, num_last)
-        self.num_forwards += 1
+        self.state.hidden, self.states = torch.cat(self.states, 1), []
+        self.host_seen, self.seen = self.seen_by_both
+        self.model = self.upper_model
+        logits = super().logits(batch, ahead, num_last)
         self.state.hidden = None
-        self._agree()
         return logits
-
-    def rollback(self, batch: Batch) -> None:
-        self.upper.rollback(batch)
-        self._agree()
-
-    def select(self, indices: list[int]) -> None:
-        self.upper.select(indices)
-        self._agree()
-
-    def fresh(self):
-        fresh = copy.copy(self)
-        fresh.lower, fresh.upper = copy.copy(self.lower), copy.copy(self.upper)
-        fresh.reset()
-        return fresh
-
-    @property
-    def shares_prefixes(self) -> bool:  # type: ignore[override]
-        return self.upper.shares_prefixes
-
-    def share(self, other, batch: Batch) -> None:
-        self.upper.share(other.upper, batch)
-        self._agree()
-
-    def take(self, other, lanes: list[int]) -> None:
-        self.upper.take(other.upper, lanes)
-        self._agree()
-
-    def load(self, cache, batch: Batch) -> None:
-        self.upper.load(cache, batch)
-        self._agree()
-
-    def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
-        batch = self.upper.recall(sequences, padding, lengths)
-        self._agree()
-        if batch is not None:
-            self.logits(batch, ahead=0, num_last=1)
-        return self.upper.exported(given, sequences.shape[1] - 1, padding)
 
 
 class SharedHidden:

@@ -16,6 +16,7 @@ from ..types import Batch, uploaded
 from .cached_model import device_of, without_dropout
 from .model_state import kept_with
 from .packing import are_packed
+from .probe import extend
 from .static import StaticModel, ladder
 
 #: columns of a pass: a token and up to 7 draft tokens
@@ -166,11 +167,10 @@ def _logits(target: FixedShape, tokens: Tensor, padding: list[int], passes: list
     target.reset()
     found = []
     for num_tokens in passes:
-        batch.put(tokens[:, batch.host_lengths[0] :][:, : num_tokens - 1])
+        new = tokens[:, batch.host_lengths[0] :][:, :num_tokens]
+        batch.put(new[:, :-1])
         found.append(target.logits(batch, ahead=num_tokens - 1, num_last=num_tokens))
-        batch.put(tokens[:, batch.host_lengths[0] :][:, :num_tokens])
-        batch.lengths = batch.lengths + num_tokens
-        batch.host_lengths = [length + num_tokens for length in batch.host_lengths]
+        extend(batch, new)
         target.rollback(batch)
     target.release()
     target.reset()

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import (
-    Cache,
     DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
@@ -33,6 +33,11 @@ TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", 
 TOKEN_TYPES = {"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"}
 
 
+def cache_argument(kwargs: Mapping[str, Any]) -> str:
+    """The keyword of the cache among `kwargs`, or those that a model takes."""
+    return next((name for name in CACHE_ARGUMENTS if kwargs.get(name) is not None), "past_key_values")
+
+
 @dataclass(frozen=True)
 class Inputs:
     """One call, prepared by a model's own `generate`.
@@ -50,7 +55,7 @@ class Inputs:
     @property
     def cache_name(self) -> str:
         """The keyword of the model's cache."""
-        return next((name for name in CACHE_ARGUMENTS if self.model_kwargs.get(name) is not None), "past_key_values")
+        return cache_argument(self.model_kwargs)
 
     @property
     def cache(self):
@@ -69,23 +74,15 @@ class Inputs:
         return Prompt(self.input_ids, self.attention_mask)
 
     @property
-    def is_text(self) -> bool:
-        """Whether there are no inputs but ids and what follows from them."""
-        return not self.others
-
-    @property
     def others(self) -> list[str]:
         """Further inputs; `{}` and `False`, which transformers fills in, do not count."""
-
-        def is_nothing(value) -> bool:
-            return value is None or value is False or (isinstance(value, dict) and not value)
-
-        return [name for name, value in self.model_kwargs.items() if name not in TEXT_INPUTS and not is_nothing(value)]
+        given = {name: value for name, value in self.model_kwargs.items() if name not in TEXT_INPUTS}
+        return [name for name, value in given.items() if value is not None and value is not False and value != {}]
 
     @property
     def has_media(self) -> bool:
         """Whether there are images, recordings or the like beside ids."""
-        return not self.is_text and "inputs_embeds" not in self.others and self.input_ids.shape[1] > 0
+        return bool(self.others) and "inputs_embeds" not in self.others and self.input_ids.shape[1] > 0
 
     @property
     def hides_columns(self) -> bool:
@@ -98,15 +95,10 @@ class Inputs:
         name = self.cache_name
         cache = self.model_kwargs.get(name)
         if isinstance(getattr(cache, "self_attention_cache", cache), StaticCache):
-            cache = self._growing_cache(model)
+            # It is empty, and cannot be rolled back; tokens stay the same.
+            own, other = (DynamicCache(config=model.config.get_text_config(decoder=True)) for _ in range(2))
+            cache = EncoderDecoderCache(own, other) if model.config.is_encoder_decoder else own
         return self.model_kwargs | {name: copy_of(cache)}
-
-    @staticmethod
-    def _growing_cache(model: PreTrainedModel) -> Cache:
-        """Replace an empty static cache, which cannot be rolled back; tokens stay the same."""
-        config = model.config.get_text_config(decoder=True)
-        own = DynamicCache(config=config)
-        return EncoderDecoderCache(own, DynamicCache(config=config)) if model.config.is_encoder_decoder else own
 
 
 def inputs_for_draft(
@@ -225,7 +217,7 @@ def note_positions(twin: PreTrainedModel, model: PreTrainedModel) -> None:
 def _accepted(draft: PreTrainedModel, call: dict[str, Any]) -> dict[str, Any]:
     """The inputs of `call` that the draft accepts as well: images, features, masks."""
     accepted = inspect.signature(draft.forward).parameters
-    excluded = (
+    excluded = {
         "inputs",
         "inputs_embeds",
         "position_ids",
@@ -233,13 +225,9 @@ def _accepted(draft: PreTrainedModel, call: dict[str, Any]) -> dict[str, Any]:
         "use_cache",
         "decoder_input_ids",
         "labels",
-    )
-    settings = vars(GenerationConfig())
-    return {
-        name: value
-        for name, value in call.items()
-        if name in accepted and name not in excluded and name not in settings and value is not None
     }
+    names = accepted.keys() - excluded - vars(GenerationConfig()).keys()
+    return {name: value for name, value in call.items() if name in names and value is not None}
 
 
 def _every(n: int, outputs: ModelOutput) -> ModelOutput:

@@ -39,10 +39,13 @@ class AttentionLayers:
         self.types: list[str] | None = getattr(self.config, "layer_types", None)
         self.window: int | None = getattr(self.config, "sliding_window", None)
         self.chunk: int | None = getattr(self.config, "attention_chunk_size", None)
-        if self.types is None:
-            self.windows = [self.window] * self.config.num_hidden_layers
+        if self.window is not None:
+            kind = "sliding_attention"
         else:
-            self.windows = [self.window if "sliding" in kind else None for kind in self.types]
+            kind = "full_attention" if self.chunk is None else "chunked_attention"
+        kinds = self.types or [kind] * self.config.num_hidden_layers
+        self.kinds = {ATTENTION_TYPES[kind] for kind in kinds if kind in ATTENTION_TYPES}
+        self.windows = [self.window if "sliding" in kind else None for kind in kinds]
         self.num_states: list[int] = []
         self.attends: list[bool] = []
         self.are_recurrent = is_recurrent(model)
@@ -50,11 +53,8 @@ class AttentionLayers:
             layers = DynamicCache(config=self.config).layers
             self.num_states = [getattr(layer, "number_of_states", 0) for layer in layers]
             self.attends = [isinstance(layer, CacheLayerMixin) for layer in layers]
-
-    @property
-    def attend(self) -> bool:
-        """Whether any layer attends."""
-        return not self.attends or any(self.attends)
+        #: whether any layer attends
+        self.attend = not self.attends or any(self.attends)
 
     def new_cache(self) -> RaggedCache:
         return RaggedCache(self.windows, self.num_states, self.attends)
@@ -81,20 +81,14 @@ class AttentionLayers:
             nodes: the slots of a tree of draft tokens; without, a token's slot is its position, and it sees all before it.
             is_filler: `(batch, q)` bool, if any column is filler.
         """
-        if self.are_recurrent and self.types is not None:
-            of_columns = None if is_filler is None else ~is_filler
-            if not self.attend:
-                return of_columns
-            kinds = {ATTENTION_TYPES[kind] for kind in self.types if kind in ATTENTION_TYPES}
-            masks = {kind: self._mask(kind, queries, cache, dtype, nodes) for kind in kinds}
-            return masks | {"linear_attention": of_columns, "conv": of_columns}
-        if self.types is not None:
-            return {kind: self._mask(kind, queries, cache, dtype, nodes) for kind in set(self.types)}
-        if self.window is not None:
-            return self._mask("sliding_attention", queries, cache, dtype, nodes)
-        if self.chunk is not None:
-            return self._mask("chunked_attention", queries, cache, dtype, nodes)
-        return self._mask("full_attention", queries, cache, dtype, nodes)
+        of_columns = None if is_filler is None else ~is_filler
+        if not self.attend:
+            return of_columns
+        masks: dict[str, Tensor | None] = {kind: self._mask(kind, queries, cache, dtype, nodes) for kind in self.kinds}
+        if self.types is None:
+            (mask,) = masks.values()
+            return mask
+        return masks | {"linear_attention": of_columns, "conv": of_columns} if self.are_recurrent else masks
 
     def _mask(
         self, kind: str, queries: Tensor, cache: RaggedCache, dtype: torch.dtype, nodes: "Nodes | None"

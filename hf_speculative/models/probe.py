@@ -3,7 +3,8 @@
 The reference is steps of one token, each prepared by the model's own `prepare_inputs_for_generation`.
 """
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Hashable, Iterator
 from weakref import WeakKeyDictionary
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..interfaces import CachedModel
-from ..types import Batch, Draft, Verdict, along_path
+from ..types import Batch, Draft, Verdict, along_path, uploaded
 from .attention import takes_masks
 from .cached_model import device_of, last_id, num_cached_of_image, without_dropout
 from .early_exit import EarlyExitModel
@@ -30,10 +31,8 @@ LONGEST_WINDOW = 1024
 LONGEST_PROMPT, NUM_ROWS = 16, 2
 #: texts on which untested models are tried
 SEEDS = 16
-_ragged: WeakKeyDictionary[PreTrainedModel, float] = WeakKeyDictionary()
-_trees: WeakKeyDictionary[PreTrainedModel, float] = WeakKeyDictionary()
-_universal: WeakKeyDictionary[PreTrainedModel, dict[tuple, float]] = WeakKeyDictionary()
-_early_exit: WeakKeyDictionary[PreTrainedModel, dict[int, float]] = WeakKeyDictionary()
+#: what was found, by what was tried
+_deviations: WeakKeyDictionary[PreTrainedModel, dict[Hashable, float]] = WeakKeyDictionary()
 
 
 def fits_ragged(model: PreTrainedModel, is_draft: bool = False) -> bool:
@@ -53,11 +52,12 @@ def fits_early_exit(model: PreTrainedModel, exit_layer: int) -> bool:
         return False
     if takes_masks(model) and is_tested_ragged(model):
         return True
-    known = _early_exit.setdefault(model, {})
-    if exit_layer not in known:
-        with without_dropout(model):
-            known[exit_layer] = _deviation_of_ragged(model, lambda model: _Drafting(model, exit_layer))
-    return known[exit_layer] <= tolerance(model)
+    deviation = _once(
+        model,
+        ("early exit", exit_layer),
+        lambda: _deviation_of_ragged(model, lambda model: _Drafting(model, exit_layer)),
+    )
+    return deviation <= tolerance(model)
 
 
 def fits_universal(model: PreTrainedModel, inputs: Inputs, is_draft: bool = False) -> bool:
@@ -84,10 +84,7 @@ def fits_trees(model: PreTrainedModel) -> bool:
         return False
     if is_tested_ragged(model, by_type=True):
         return True
-    if model not in _trees:
-        with without_dropout(model):
-            _trees[model] = _deviation_of_trees(model)
-    return _trees[model] <= tolerance(model)
+    return _once(model, "trees", lambda: _deviation_of_trees(model)) <= tolerance(model)
 
 
 def tolerance(model: PreTrainedModel) -> float:
@@ -103,10 +100,15 @@ def tolerance(model: PreTrainedModel) -> float:
 
 def ragged_deviation(model: PreTrainedModel) -> float:
     """The distance of the ragged cache's logits from plain steps', in standard deviations; infinite if it fails."""
-    if model not in _ragged:
-        with without_dropout(model):
-            _ragged[model] = max(_deviation_of_ragged(model, RaggedModel, seed) for seed in _seeds(model))
-    return _ragged[model]
+    return _once(model, "ragged", lambda: max(_deviation_of_ragged(model, RaggedModel, seed) for seed in _seeds(model)))
+
+
+def _once(model: PreTrainedModel, what: Hashable, trial: Callable[[], float]) -> float:
+    """What `trial` finds; it is run once for each model object."""
+    known = _deviations.setdefault(model, {})
+    if what not in known:
+        known[what] = trial()
+    return known[what]
 
 
 def _seeds(model: PreTrainedModel) -> range:
@@ -125,13 +127,17 @@ def universal_deviation(
     Asked once a model object and kind of inputs; `inputs` are left as they were. What plain decoding raises about its inputs
     is passed on, a draft just does not fit.
     """
-    known = _universal.setdefault(model, {})
+
+    def trial() -> float:
+        tried = _shortened(model, inputs)
+        if not is_draft:
+            with without_dropout(model), torch.no_grad():
+                UniversalModel(model, tried).logits(_prompts(tried), ahead=0, num_last=1)
+        make = functools.partial(make_cached, model, tried, is_draft)
+        return max(_deviation_from_steps(model, tried, make, is_draft, seed) for seed in _seeds(model))
+
     kind = (make_cached, *inputs.others, inputs.hides_columns, num_cached_of_image(model, inputs.cache) > 0)
-    if kind not in known:
-        with without_dropout(model), torch.no_grad():
-            tried, seeds = _shortened(model, inputs), _seeds(model)
-            known[kind] = max(_deviation_from_steps(model, tried, is_draft, seed, make_cached) for seed in seeds)
-    return known[kind]
+    return _once(model, kind, trial)
 
 
 def _shortened(model: PreTrainedModel, inputs: Inputs) -> Inputs:
@@ -143,7 +149,7 @@ def _shortened(model: PreTrainedModel, inputs: Inputs) -> Inputs:
             ids = ids.expand(-1, 2)
             kwargs["decoder_attention_mask"] = torch.tensor([0, 1], device=ids.device).expand(len(ids), -1)
         return Inputs(ids, inputs.generation_config, kwargs)
-    if not inputs.is_text or inputs.input_ids.shape[1] == 0 or num_cached_of_image(model, inputs.cache):
+    if inputs.others or inputs.input_ids.shape[1] == 0 or num_cached_of_image(model, inputs.cache):
         return inputs
     ids = inputs.input_ids[:NUM_ROWS, -LONGEST_PROMPT:].clamp(max=last_id(model))
     ids = ids.expand(NUM_ROWS, -1) if len(ids) == 1 else ids
@@ -166,12 +172,28 @@ def _width(model: PreTrainedModel) -> int:
     return 6 + max([window for window in windows if window <= LONGEST_WINDOW], default=0)
 
 
-@torch.no_grad()
+def _infinite_if_it_fails(deviation: Callable[..., float]) -> Callable[..., float]:
+    """Run a trial without dropout; infinite for a model that does not run through a cache of ours."""
+
+    @functools.wraps(deviation)
+    @torch.no_grad()
+    def tried(model: PreTrainedModel, *args) -> float:
+        with without_dropout(model):
+            try:
+                return deviation(model, *args)
+            except torch.OutOfMemoryError:
+                raise
+            except DOES_NOT_RUN:
+                return torch.inf
+
+    return tried
+
+
+@_infinite_if_it_fails
 def _deviation_of_trees(model: PreTrainedModel) -> float:
     """Of a tree in one pass, and of what follows once a path of it was kept, from passes over chains."""
-    config, device, width = model.config.get_text_config(decoder=True), device_of(model), _width(model)
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(config.vocab_size, (3, width + 6), generator=generator).to(device)
+    width = _width(model)
+    tokens = _random_tokens(model, 3, width + 6, seed=0).to(device_of(model))
     parents, paths = [-1, -1, 1, 0, 2], ([0, 3], [1, 2, 4])
     padding, nodes = [0, 1, 3], tokens[:, width : width + 5]
 
@@ -180,100 +202,82 @@ def _deviation_of_trees(model: PreTrainedModel) -> float:
         cached.prefill(batch)
         return batch, cached
 
-    try:
-        expected = []
-        for path in paths:
-            batch, cached = begun()
-            batch.put(torch.cat([nodes[:, path], tokens[:, -1:]], 1))
-            expected.append(cached.logits(batch, ahead=len(path) + 1, num_last=len(path) + 1))
+    expected = []
+    for path in paths:
         batch, cached = begun()
-        draft = Draft(nodes, None, batch.lengths.new_full((3,), 5), torch.tensor([parents] * 3, device=device), depth=3)
-        batch.put(nodes, tree=draft.tree)
-        of_nodes = cached.logits(batch, ahead=5, num_last=5)
-        kept = torch.tensor([paths[1]] * 3, device=device)
-        draft, verdict, _ = along_path(draft, Verdict(batch.lengths.new_full((3,), 3), tokens[:, -1], path=kept))
-        batch.put(draft.tokens)
-        batch.append(draft, verdict)
-        cached.rollback(batch)
-        found = torch.cat([of_nodes[:, paths[0] + paths[1]], cached.logits(batch, ahead=0, num_last=1)], 1)
-        return _deviation(found, torch.cat([expected[0][:, :2], expected[1]], 1))
-    except torch.OutOfMemoryError:
-        raise
-    except DOES_NOT_RUN:
-        return torch.inf
+        batch.put(torch.cat([nodes[:, path], tokens[:, -1:]], 1))
+        expected.append(cached.logits(batch, ahead=len(path) + 1, num_last=len(path) + 1))
+    batch, cached = begun()
+    tree = torch.tensor([parents] * 3, device=tokens.device)
+    draft = Draft(nodes, None, batch.lengths.new_full((3,), 5), tree, depth=3)
+    batch.put(nodes, tree=draft.tree)
+    of_nodes = cached.logits(batch, ahead=5, num_last=5)
+    kept = torch.tensor([paths[1]] * 3, device=tokens.device)
+    draft, verdict, _ = along_path(draft, Verdict(batch.lengths.new_full((3,), 3), tokens[:, -1], path=kept))
+    batch.put(draft.tokens)
+    batch.append(draft, verdict)
+    cached.rollback(batch)
+    found = torch.cat([of_nodes[:, paths[0] + paths[1]], cached.logits(batch, ahead=0, num_last=1)], 1)
+    return _deviation(found, torch.cat([expected[0][:, :2], expected[1]], 1))
 
 
-@torch.no_grad()
+@_infinite_if_it_fails
 def _deviation_of_ragged(
-    model: PreTrainedModel, make_cached: Callable[[PreTrainedModel], CachedModel], seed: int = 0
+    model: PreTrainedModel, make_cached: Callable[[PreTrainedModel], CachedModel] = RaggedModel, seed: int = 0
 ) -> float:
-    config = model.config.get_text_config(decoder=True)
+    """On random tokens, left-padded."""
     width = _width(model)
-    generator = torch.Generator().manual_seed(seed)
-    device = device_of(model)
-    tokens = torch.randint(config.vocab_size, (3, width + 3), generator=generator).to(device)
-    padding = [0, 1, 3]
-    batch, prompts = (Batch(tokens[:, :width], padding, max_length=width + 6) for _ in range(2))
-    try:
-        cached = make_cached(model)
-        cached.prefill(batch)
-        # Rows move on by 1, 0 and 2 tokens, after three that are all forgotten again.
-        batch.put(tokens[:, width:])
-        cached.logits(batch, ahead=3, num_last=1)
-        batch.lengths += torch.tensor([1, 0, 2], device=device)
-        batch.host_lengths = [width + 1, width, width + 2]
-        cached.rollback(batch)
-        found = cached.logits(batch, ahead=1, num_last=2)
-        stepwise = UniversalModel(model, text_inputs(model, prompts))
-        plain = torch.cat(list(_plain_steps(stepwise, prompts, tokens[:, width:])), 1)
-        steps = [length - width for length in batch.host_lengths]
-        return max(_deviation(found[row], plain[row, step : step + 2]) for row, step in enumerate(steps))
-    except torch.OutOfMemoryError:
-        raise
-    except DOES_NOT_RUN:
-        return torch.inf
+    prompts = _random_tokens(model, 3, width, seed).to(device_of(model))
+    inputs = text_inputs(model, Batch(prompts, [0, 1, 3], max_length=width + 8))
+    return _deviation_from_steps(model, inputs, lambda: make_cached(model), False, seed)
 
 
-def _deviation_from_steps(model: PreTrainedModel, inputs: Inputs, is_draft: bool, seed: int, make_cached) -> float:
-    width, num_rows, padding = inputs.input_ids.shape[1], inputs.input_ids.shape[0], inputs.prompt.padding
+@_infinite_if_it_fails
+def _deviation_from_steps(
+    model: PreTrainedModel, inputs: Inputs, make_cached: Callable[[], CachedModel], is_draft: bool, seed: int
+) -> float:
+    """Of passes over several tokens, some of which are taken back, from steps of one token."""
+    batch, num_rows = _prompts(inputs), len(inputs.input_ids)
+    kept, taken_back = _random_tokens(model, 2 * num_rows, 5, seed).to(batch.tokens.device).view(2, num_rows, 5)
+    plain = torch.cat(list(_plain_steps(UniversalModel(model, inputs, is_draft), batch, kept)), 1)
+    cached, batch = make_cached(), _prompts(inputs)
+    cached.logits(batch, ahead=0, num_last=1)
+    extend(batch, kept[:, :1])
+    batch.put(torch.cat([kept[:, 1:2], taken_back[:, :2]], 1))
+    first = cached.logits(batch, ahead=3, num_last=4)[:, :2]
+    # Rows move on by 2, 1 and 0 tokens; what else they were fed is forgotten.
+    moves = [2 - row % 3 for row in range(num_rows)]
+    extend(batch, kept[:, 1:3], moves)
+    cached.rollback(batch)
+    batch.put(torch.stack([kept[row, 1 + move : 3 + move] for row, move in enumerate(moves)]))
+    second = cached.logits(batch, ahead=2, num_last=3)
+    expected = torch.stack([plain[row, [1, 2, *range(1 + move, 4 + move)]] for row, move in enumerate(moves)])
+    return _deviation(torch.cat([first, second], 1), expected)
+
+
+def _random_tokens(model: PreTrainedModel, num_rows: int, width: int, seed: int) -> Tensor:
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
-    generator = torch.Generator().manual_seed(seed)
-    # Two kept, two taken back, then three others: x0 x1 (y y) x2 x3 x4.
-    kept, taken_back = torch.randint(vocab_size, (2, num_rows, 5), generator=generator).to(inputs.input_ids.device)
-    plain: list[Tensor] = []
-    try:
-        stepwise, batch = UniversalModel(model, inputs, is_draft), Batch(inputs.input_ids, padding, width + 8)
-        plain += _plain_steps(stepwise, batch, kept)  # those before an error stay
-        cached, batch = make_cached(model, inputs, is_draft), Batch(inputs.input_ids, padding, width + 8)
-        cached.logits(batch, ahead=0, num_last=1)
-        _extend(batch, kept[:, :1])
-        batch.put(torch.cat([kept[:, 1:2], taken_back[:, :2]], 1))
-        first = cached.logits(batch, ahead=3, num_last=4)[:, :2]
-        _extend(batch, kept[:, 1:3])
-        cached.rollback(batch)
-        batch.put(kept[:, 3:])
-        second = cached.logits(batch, ahead=2, num_last=3)
-    except torch.OutOfMemoryError:
-        raise
-    except DOES_NOT_RUN:
-        if not plain and not is_draft:
-            raise
-        return torch.inf
-    return _deviation(torch.cat([first, second], 1), torch.cat(plain[1:], 1))
+    return torch.randint(vocab_size, (num_rows, width), generator=torch.Generator().manual_seed(seed))
+
+
+def _prompts(inputs: Inputs) -> Batch:
+    return Batch(inputs.input_ids, inputs.prompt.padding, inputs.input_ids.shape[1] + 8)
 
 
 def _plain_steps(cached: UniversalModel, batch: Batch, tokens: Tensor) -> Iterator[Tensor]:
     """Logits `(batch, 1, vocab)` after the prompts of `batch` and after each of `tokens (batch, n)`, fed one at a time."""
     yield cached.logits(batch, ahead=0, num_last=1)
     for i in range(tokens.shape[1]):
-        _extend(batch, tokens[:, i : i + 1])
+        extend(batch, tokens[:, i : i + 1])
         yield cached.logits(batch, ahead=0, num_last=1)
 
 
-def _extend(batch: Batch, tokens: Tensor) -> None:
+def extend(batch: Batch, tokens: Tensor, by: list[int] | None = None) -> None:
+    """Append the first `by[i]` of `tokens (batch, n)` to row i; default: all."""
+    by = by or [tokens.shape[1]] * len(batch.rows)
     batch.put(tokens)
-    batch.lengths = batch.lengths + tokens.shape[1]
-    batch.host_lengths = [length + tokens.shape[1] for length in batch.host_lengths]
+    batch.lengths = batch.lengths + uploaded(by, batch.lengths.device)
+    batch.host_lengths = [length + num for length, num in zip(batch.host_lengths, by, strict=True)]
 
 
 def _deviation(found: Tensor, expected: Tensor) -> float:

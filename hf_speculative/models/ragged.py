@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 from transformers import CacheLayerMixin, DynamicCache, PreTrainedModel
 
-from ..hf_compat import CACHE_ARGUMENTS
 from ..interfaces import CachedModel
 from ..types import Batch, columns_from, uploaded
 from . import pool
 from .attention import takes_masks, with_folded_attention
 from .cached_model import device_of, last_id, reads_length
+from .inputs import cache_argument
 from .masks import AttentionLayers, Nodes, nodes_of
 from .ragged_cache import RaggedLayer
-from .recurrent_cache import RecurrentLayer
 from .stepped import with_stepped_mixers
 
 
@@ -44,7 +43,7 @@ class RaggedModel(CachedModel):
         self.device, self.dtype = device_of(model), model.dtype
         accepted = inspect.signature(model.forward).parameters
         self.accepts_logits_to_keep = "logits_to_keep" in accepted
-        self.cache_name = next((name for name in CACHE_ARGUMENTS if name in accepted), "past_key_values")
+        self.cache_name = cache_argument(accepted)
 
     def reset(self) -> None:
         if self.cache.num_rows or not self.cache.capacity:
@@ -196,12 +195,8 @@ class RaggedModel(CachedModel):
         if seen == self.host_seen and all(seen <= first for seen, first in zip(seen, firsts, strict=True)):
             return  # it was not fed the tree
         first = uploaded(firsts, batch.path.device)[:, None]
-        self._move(first + batch.path, first + torch.arange(batch.path.shape[1], device=first.device))
+        self.cache.move(first + batch.path, first + torch.arange(batch.path.shape[1], device=first.device))
         self._set_seen(list(range(len(seen))), seen)
-
-    def _move(self, source: Tensor, goal: Tensor) -> None:
-        """What is cached in slots `source (batch, n)` goes to slots `goal (batch, n)`."""
-        self.cache.move(source, goal)
 
     def select(self, indices: list[int]) -> None:
         if self.seen is None:
@@ -227,23 +222,18 @@ class RaggedModel(CachedModel):
         shared = [min(prefix.num_tokens, other.host_seen[prefix.lane]) for prefix in batch.prefixes]
         if any(shared) and self.shares_prefixes:
             self._begin(batch, ahead=0)
-            self._copy([prefix.lane for prefix in batch.prefixes], other, max(shared))
-            self._set_seen(list(range(len(shared))), shared)
+            rows = list(range(len(shared)))
+            self.cache.reserve(len(shared), max(shared), limit=other.cache.capacity)
+            self.cache.take(other.cache, [prefix.lane for prefix in batch.prefixes], rows, max(shared))
+            self._set_seen(rows, shared)
             # A row that shares nothing names lane 0, whose offset is not its own.
             pairs = zip(batch.prefixes, shared, strict=True)
             self.offsets = [other.offsets[prefix.lane] if num else 0 for prefix, num in pairs]
 
-    def _copy(self, lanes: list[int], other, end: int) -> None:
-        """Slots `[0, end)` of row `lanes[i]` of `other` become those of row i."""
-        self.cache.reserve(len(lanes), end, limit=other.cache.capacity)
-        for layer, given in zip(self.cache.attending, other.cache.attending, strict=True):
-            layer.copy(given, lanes, end)
-
     def take(self, other, lanes: list[int]) -> None:
         end = max(other.host_seen)
         self.cache.reserve(self.cache.num_rows, end, limit=other.cache.capacity)
-        for layer, given in zip(self.cache.attending, other.cache.attending, strict=True):
-            layer.take(given, lanes, end)
+        self.cache.take(other.cache, list(range(len(lanes))), lanes, end)
         self.cache.recurrence.take(other.cache.recurrence, lanes)
         for lane, offset in zip(lanes, other.offsets, strict=True):
             self.offsets[lane] = offset
@@ -281,13 +271,6 @@ class RaggedModel(CachedModel):
                 layer.values[row, :, seen - num_kept + skip : seen] = given.values[row, :, skip:]
 
     def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
-        batch = self.recall(sequences, padding, lengths)
-        if batch is not None:
-            self.logits(batch, ahead=0, num_last=1)
-        return self.exported(given, sequences.shape[1] - 1, padding)
-
-    def recall(self, sequences: Tensor, padding: list[int], lengths: list[int]) -> Batch | None:
-        """The rows that are done come back; as a batch, if something is left to read: what plain decoding feeds after ends."""
         rows, self.done = self.done, []
         self.rows = [row for row, _ in rows]
         self.host_seen = [min(seen, lengths[row] - padding[row] - 1) for row, seen in rows]
@@ -296,21 +279,23 @@ class RaggedModel(CachedModel):
         self.cache.recurrence.recall([seen for _, seen in rows])
         self._go_back()
         batch = Batch(sequences[:, :-1], padding, sequences.shape[1]).part(self.rows)
-        return batch if max(self._begin(batch, ahead=0)[1]) else None
+        if max(self._begin(batch, ahead=0)[1]):  # what plain decoding feeds after ends
+            self.logits(batch, ahead=0, num_last=1)
+        stored = self._exported(sequences.shape[1] - 1, padding)
+        if given is None:
+            return stored
+        given.layers = stored.layers
+        return given
 
-    def exported(self, given, num_columns: int, padding: list[int]):
+    def _exported(self, num_columns: int, padding: list[int]) -> DynamicCache:
         """The first `num_columns` columns of all rows as a transformers cache; 0 where left padding stands."""
         stored = DynamicCache(config=self.layers.config)
+        self.cache.recurrence.store(stored, [self.rows.index(row) for row in range(len(self.rows))])
         for index, layer in enumerate(self.cache.layers):
-            if isinstance(layer, RecurrentLayer):
-                layer.store(stored.layers[index], [self.rows.index(row) for row in range(len(self.rows))])
             if isinstance(layer, RaggedLayer) and layer.is_initialized:
                 parts = [part.new_zeros(*part.shape[:2], num_columns, part.shape[3]) for part in layer.filled()]
                 for part, filled in zip(parts, layer.filled(), strict=True):
                     for lane, row in enumerate(self.rows):
                         part[row, :, padding[row] :] = filled[lane, :, : num_columns - padding[row]]
                 stored.update(*parts, index)
-        if given is None:
-            return stored
-        given.layers = stored.layers
-        return given
+        return stored

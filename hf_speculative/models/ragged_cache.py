@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import Cache, CacheLayerMixin
 
+from ..hf_compat import LinearAttentionLayer
 from ..types import uploaded
 from .places import in_rows
 from .recurrent_cache import Recurrence, RecurrentLayer
@@ -103,23 +104,15 @@ class RaggedLayer(CacheLayerMixin):
             self.keys, self.values = self.keys.index_select(0, index), self.values.index_select(0, index)
             self.cache.captured.clear()
 
-    def copy(self, other: "RaggedLayer", lanes: list[int], end: int) -> None:
-        """Slots `[0, end)` of row `lanes[i]` of `other` become those of row i."""
+    def take(self, other: "RaggedLayer", rows: list[int], lanes: list[int], end: int) -> None:
+        """Slots `[0, end)` of row `rows[i]` of `other` become those of row `lanes[i]`."""
         if other.is_initialized:
-            keys, values = (part[uploaded(lanes, part.device), :, :end] for part in other.filled())
-            if not self.is_initialized:
-                self.lazy_initialization(keys, values)
-            self.keys[: len(lanes), :, :end], self.values[: len(lanes), :, :end] = keys, values
-
-    def take(self, other: "RaggedLayer", lanes: list[int], end: int) -> None:
-        """Slots `[0, end)` of row i of `other` become those of row `lanes[i]`."""
-        if other.is_initialized:
-            keys, values = other.filled()
+            keys, values = (part[uploaded(rows, part.device), :, :end] for part in other.filled())
             if not self.is_initialized:
                 nothing = (self.cache.num_rows, -1, -1, -1)
                 self.lazy_initialization(keys[:1].expand(nothing), values[:1].expand(nothing))
             index = uploaded(lanes, self.keys.device)
-            self.keys[index, :, :end], self.values[index, :, :end] = keys[:, :, :end], values[:, :, :end]
+            self.keys[index, :, :end], self.values[index, :, :end] = keys, values
             # No mask hides an inf that an earlier row left, see `begin`.
             self.keys[index, :, end:] = self.values[index, :, end:] = 0
 
@@ -129,7 +122,7 @@ class RaggedRecurrentLayer(RaggedLayer, RecurrentLayer):
 
     def __init__(self, cache: "RaggedCache", sliding_window: int | None, number_of_states: int):
         RaggedLayer.__init__(self, cache, sliding_window)
-        RecurrentLayer.__init__(self, number_of_states)
+        LinearAttentionLayer.__init__(self, number_of_states)
 
 
 class RaggedCache(Cache):
@@ -147,6 +140,7 @@ class RaggedCache(Cache):
         captured: passes over this cache by kind, see `StaticModel`; they hold addresses of keys and values.
         made_for: the state of the model that it was taken for, see `pool`.
         recurrence: what is known of recurrent states, if layers have any.
+        recorded: hidden states beside the keys, for a call that asks for them; its values have no width.
 
     Args:
         windows: of each layer, within which it attends.
@@ -155,6 +149,7 @@ class RaggedCache(Cache):
     """
 
     made_for: tuple = ()
+    recorded: RaggedLayer | None = None
 
     def __init__(self, windows: list[int | None], num_states: Sequence[int] = (), attends: Sequence[bool] = ()):
         self.captured: dict[tuple, Callable[..., Any]] = {}
@@ -194,8 +189,8 @@ class RaggedCache(Cache):
 
     @property
     def attending(self) -> list[RaggedLayer]:
-        """Layers with slots."""
-        return [layer for layer in self.layers if isinstance(layer, RaggedLayer)]
+        """Layers with slots, `recorded` behind the model's."""
+        return [layer for layer in (*self.layers, self.recorded) if isinstance(layer, RaggedLayer)]
 
     def keys_and_values(
         self, num_rows: int, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
@@ -254,6 +249,11 @@ class RaggedCache(Cache):
                 device = layer.keys.device
                 places = in_rows(source, device), in_rows(goal, device)
             layer.move(*places)
+
+    def take(self, other: "RaggedCache", rows: list[int], lanes: list[int], end: int) -> None:
+        """Slots `[0, end)` of row `rows[i]` of `other` become those of row `lanes[i]`."""
+        for layer, given in zip(self.attending, other.attending, strict=True):
+            layer.take(given, rows, lanes, end)
 
     def select(self, indices: list[int]) -> None:
         """Keep these rows, in this order; a row may be named more than once."""

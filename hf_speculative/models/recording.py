@@ -16,6 +16,7 @@ from .inputs import Inputs, text_inputs
 from .places import in_rows
 from .probe import DOES_NOT_RUN
 from .ragged import RaggedModel
+from .ragged_cache import RaggedLayer
 from .shallow import install_capturing_hooks
 from .states import asked_for, joined
 from .static import AheadModel, StaticModel
@@ -40,59 +41,26 @@ class RecordingModel(RaggedModel):
 
     def reset(self) -> None:
         super().reset()
-        self.states: Tensor | None = None
+        self.recording = self.cache.recorded = RaggedLayer(self.cache)
+
+    def release(self) -> None:
+        self.cache.recorded = None  # other calls take the cache
+        super().release()
 
     def run(self, **inputs):
         outputs = self.model(**inputs, output_hidden_states=self.selection)
-        self._keep(joined(outputs, self.recorded, self.device))
+        states = joined(outputs, self.recorded, self.device)[:, None]
+        self.recording.update(states, states[..., :0])
         return outputs
 
-    def _keep(self, states: Tensor) -> None:
-        """Those of a pass, in the slots of its keys."""
-        if self.states is None:
-            self.states = states.new_zeros(len(states), self.cache.capacity, states.shape[2])
-        self._grow()
-        if self.cache.slots is None:
-            self.states[:, self.cache.start : self.cache.end] = states
-        else:
-            self.states[self.cache.index(self.states.device)] = states
-
-    def _move(self, source: Tensor, goal: Tensor) -> None:
-        super()._move(source, goal)
-        assert self.states is not None
-        self.states[in_rows(goal, self.states.device)] = self.states[in_rows(source, self.states.device)]
-
-    def select(self, indices: list[int]) -> None:
-        super().select(indices)
-        if indices and self.states is not None:
-            self.states = self.states[uploaded(indices, self.states.device, torch.long)]
-
-    def recall(self, sequences: Tensor, padding: list[int], lengths: list[int]) -> Batch | None:
-        self.states = None  # of rows that run
-        return super().recall(sequences, padding, lengths)
-
-    def _grow(self) -> None:
-        assert self.states is not None
-        if (missing := self.cache.capacity - self.states.shape[1]) > 0:
-            self.states = functional.pad(self.states, (0, 0, 0, missing))
-
-    def _copy(self, lanes: list[int], other, end: int) -> None:
-        super()._copy(lanes, other, end)
-        size = other.states.shape[2]
-        self.states = other.states.new_zeros(len(lanes), self.cache.capacity, size)
-        self.states[:, :end] = other.states[uploaded(lanes, other.states.device), :end]
-
-    def take(self, other, lanes: list[int]) -> None:
-        super().take(other, lanes)
-        if self.states is None:
-            self.states = other.states.new_zeros(self.cache.num_rows, self.cache.capacity, other.states.shape[2])
-        self._grow()
-        end = max(other.host_seen)
-        self.states[uploaded(lanes, self.states.device), :end] = other.states[:, :end]
+    @property
+    def states(self) -> Tensor:
+        """`(rows, capacity, layers * hidden)`, from the prompt's pass on."""
+        return self.recording.filled()[0][:, 0]
 
     def hidden_states(self, positions: Tensor) -> Tensor:
-        assert self.states is not None  # a drafter is first asked after the prompt's pass
-        return self.states[in_rows(positions.clamp(0, self.states.shape[1] - 1), self.states.device)]
+        states = self.states
+        return states[in_rows(positions.clamp(0, states.shape[1] - 1), states.device)]
 
     def keys_and_values(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.cache.layers[layer].filled()
@@ -107,10 +75,10 @@ class AheadRecordingModel(RecordingModel, AheadModel):
 
     def _caches(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         caches = super()._caches(inputs)
-        if self.states is None:
+        if not self.recording.is_initialized:
             size = len(self.recorded) * self.layers.config.hidden_size
-            self.states = torch.zeros(len(inputs[0]), self.cache.capacity, size, dtype=self.dtype)
-        self._grow()
+            nothing = torch.empty(len(inputs[0]), 1, 0, size, dtype=self.dtype)
+            self.recording.lazy_initialization(nothing, nothing[..., :0])
         return [self.states, *caches]
 
 
@@ -127,14 +95,13 @@ class RecordingUniversalModel(UniversalModel):
     def __init__(self, model: PreTrainedModel, inputs: Inputs, layers: tuple[int, ...], keep: tuple[str, ...] = ()):
         self.recorded = layers
         self.selection = True if "hidden_states" in keep else asked_for(layers)
-        self.states: Tensor | None = None
         install_capturing_hooks(model)
         super().__init__(model, inputs, keep=keep)
         self.padding = uploaded(inputs.prompt.padding, self.ids.device)
 
     def reset(self) -> None:
         super().reset()
-        self.states = None
+        self.states: Tensor | None = None
 
     def _begin(self) -> None:
         super()._begin()

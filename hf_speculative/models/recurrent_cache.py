@@ -22,25 +22,23 @@ class RecurrentLayer(LinearAttentionLayer):
     """States of one layer: those of a convolution are its last inputs, those of a recurrence what it has made of all.
 
     Attributes:
-        columns: for each state, as it was at the last rollback and after each column since, each `(rows running, ...)`.
-        behind: for each state, that of the rows that are done, the last ones first.
+        recurrence: keeps them between passes.
+        place: of this layer, among those with states.
         steps: the recurrence under way, if its columns are stepped.
     """
 
     is_croppable = True
+    recurrence: "Recurrence"
+    place: int
+    steps: Steps | None = None
 
-    def __init__(self, number_of_states: int = 1):
-        LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
-        self.columns: dict[tuple[str, int], list[Tensor]] = {}
-        self.behind: dict[tuple[str, int], Tensor] = {}
-        self.steps: Steps | None = None
-
-    def begin_columns(self, recurrence: "Recurrence") -> None:
+    def begin_columns(self) -> None:
         """A pass begins: what its mixers find."""
-        self.recurrence, self.windows, self.steps = recurrence, {}, None  # type: ignore[var-annotated]
-        for name, states in self._states():
+        recurrence, self.windows, self.steps = self.recurrence, {}, None  # type: ignore[var-annotated]
+        for name, states in _states_of(self):
             for index in states:
-                state = self.columns[name, index][-1] if (name, index) in self.columns else None
+                columns = recurrence.columns.get((self.place, name, index))
+                state = None if columns is None else columns[-1]
                 # Fused kernels of single steps write in place.
                 states[index] = state.clone() if state is not None and recurrence.width == 1 else state
         for index, state in self.conv_states.items():
@@ -48,9 +46,6 @@ class RecurrentLayer(LinearAttentionLayer):
         state = self.recurrent_states[0]
         if state is not None and recurrence.is_stepped and recurrence.width > 1:
             self.steps = Steps(state, recurrence.is_filler, recurrence.num_kept)
-
-    def _states(self) -> list[tuple[str, dict[int, Tensor | None]]]:
-        return [("conv", self.conv_states), ("recurrent", self.recurrent_states)]
 
     def update_conv_state(
         self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs
@@ -79,20 +74,21 @@ class RecurrentLayer(LinearAttentionLayer):
             RuntimeError: a mixer has read several columns from a state in a way of its own.
         """
         recurrence = self.recurrence
-        for name, states in self._states():
+        for name, states in _states_of(self):
             for index, state in states.items():
                 if state is None:
                     continue
+                key = self.place, name, index
                 if not recurrence.is_stepped:
-                    self.columns[name, index] = [state.clone()]  # a prompt's inputs are let go of
+                    recurrence.columns[key] = [state.clone()]  # a prompt's inputs are let go of
                     continue
-                columns = self.columns[name, index]
+                columns = recurrence.columns[key]
                 if recurrence.width > 1:
                     new = self._after_each(name, index)
                 else:
                     is_filler = recurrence.is_filler
                     new = [state if is_filler is None else unless(is_filler[:, 0], state, columns[-1])]
-                self.columns[name, index] = [*columns, *new][-recurrence.num_kept :]
+                recurrence.columns[key] = [*columns, *new][-recurrence.num_kept :]
             states.update(dict.fromkeys(states))
 
     def _after_each(self, name: str, index: int) -> list[Tensor]:
@@ -105,49 +101,9 @@ class RecurrentLayer(LinearAttentionLayer):
             raise RuntimeError(f"state {index} of a layer ({name}) was not kept after each column")
         return self.steps.states
 
-    def go_back(self, num_columns: list[int]) -> None:
-        """Each row goes on from its state before its last `num_columns`."""
-        for key, columns in self.columns.items():
-            if min(num_columns) == max(num_columns):
-                self.columns[key] = [columns[-1 - num_columns[0]]]
-            else:
-                self.columns[key] = [torch.stack([columns[-1 - back][row] for row, back in enumerate(num_columns)])]
 
-    def keep_rows(self, indices: list[int], leaving: list[int]) -> None:
-        """Rows `indices` go on; those `leaving` are done."""
-        for key, (state,) in self.columns.items():
-            gone = state[uploaded(leaving, state.device, torch.long)]
-            self.behind[key] = torch.cat([gone, self.behind[key]]) if key in self.behind else gone
-            self.columns[key] = [state[uploaded(indices, state.device, torch.long)]]
-
-    def recall_rows(self) -> None:
-        """All rows are done, and come back."""
-        self.columns, self.behind = {key: [state] for key, state in self.behind.items()}, {}
-
-    def take_rows(self, other: "RecurrentLayer", lanes: list[int], num_rows: int) -> None:
-        """Row i of `other` takes the place of row `lanes[i]` of `num_rows`; where either has no state, that is 0."""
-        for key in self.columns.keys() | other.columns.keys():
-            new = other.columns[key][-1] if key in other.columns else None
-            like = self.columns[key][-1] if new is None else new
-            state = self.columns[key][-1].clone() if key in self.columns else like.new_zeros(num_rows, *like.shape[1:])
-            state[uploaded(lanes, state.device)] = state.new_zeros(()) if new is None else new
-            self.columns[key] = [state]
-
-    def load(self, given: LinearAttentionLayer) -> None:
-        """Begin with the states of one of transformers' own layers."""
-        held = {"conv": given.conv_states, "recurrent": given.recurrent_states}
-        self.columns = {
-            (name, index): [state.clone()]
-            for name, states in held.items()
-            for index, state in states.items()
-            if state is not None
-        }
-
-    def store(self, into: LinearAttentionLayer, lanes: list[int]) -> None:
-        """Give one of transformers' own layers the states of rows `lanes`."""
-        for (name, index), columns in sorted(self.columns.items()):
-            state = columns[-1][uploaded(lanes, columns[-1].device)]
-            (into.update_conv_state if name == "conv" else into.update_recurrent_state)(state, state_idx=index)
+def _states_of(layer: LinearAttentionLayer) -> list[tuple[str, dict[int, Tensor | None]]]:
+    return [("conv", layer.conv_states), ("recurrent", layer.recurrent_states)]
 
 
 def _moved_right(inputs: Tensor, size: int, num_filler: Tensor) -> Tensor:
@@ -161,6 +117,9 @@ class Recurrence:
     """How far the rows of a ragged cache have read, as its recurrent layers need to know it; without any, nothing is noted.
 
     Attributes:
+        columns: of each state, by its layer's place, kind and index: as it was at the last rollback and after each column
+            since, each `(rows running, ...)`.
+        behind: of each state, that of the rows that are done, the last ones first.
         starts, ends: tokens that each row had read at the last rollback, and has read now.
         num_states: states that are kept: the last ones, a column each; columns of a row end in the last one.
         width, is_stepped, is_filler: of the pass under way: its columns, whether the state after each is kept, and which of
@@ -172,14 +131,15 @@ class Recurrence:
 
     def __init__(self, layers: list[RecurrentLayer]):
         self.layers = layers
-        self.reset(0)
+        for place, layer in enumerate(layers):
+            layer.recurrence, layer.place = self, place
+        self.clear()
 
     def reset(self, num_rows: int) -> None:
         """Begin with rows that have read nothing."""
         self.starts = self.ends = [0] * num_rows
         self.num_states = 1
-        for layer in self.layers:
-            layer.columns = {}
+        self.columns: dict[tuple[int, str, int], list[Tensor]] = {}
 
     def begin(self, seen: list[int], width: int, ahead: int, is_filler: Tensor | None) -> None:
         """Begin a pass over `width` columns, the last `ahead` of them draft tokens; rows have read `seen` tokens."""
@@ -194,7 +154,7 @@ class Recurrence:
         self.is_stepped = any(seen) and not (is_long and ahead <= 0 and is_filler is None)
         self.num_kept = max(ahead, 0) + 1 if is_long else self.num_states + width
         for layer in self.layers:
-            layer.begin_columns(self)
+            layer.begin_columns()
 
     def reads_before(self, seen: list[int], width: int, ahead: int) -> bool:
         """Whether a pass over draft tokens is split: no state is kept column by column while much before them is read."""
@@ -220,8 +180,12 @@ class Recurrence:
         if any(wanted < start or end - wanted >= self.num_states for start, end, wanted in rows):
             self.reset(len(seen))
             return self.ends
-        for layer in self.layers:
-            layer.go_back([end - wanted for _, end, wanted in rows])
+        back = [end - wanted for _, end, wanted in rows]
+        for key, columns in self.columns.items():
+            if min(back) == max(back):
+                self.columns[key] = [columns[-1 - back[0]]]
+            else:
+                self.columns[key] = [torch.stack([columns[-1 - num][row] for row, num in enumerate(back)])]
         self.starts = self.ends = list(seen)
         self.num_states = 1
         return seen
@@ -229,8 +193,7 @@ class Recurrence:
     def clear(self) -> None:
         """A call begins."""
         self.reset(0)
-        for layer in self.layers:
-            layer.behind = {}
+        self.behind: dict[tuple[int, str, int], Tensor] = {}
 
     def select(self, indices: list[int]) -> None:
         """Keep these rows, in this order; those that leave are behind them, unless a row is named more than once."""
@@ -238,26 +201,48 @@ class Recurrence:
             return
         only_leave = indices == sorted(set(indices))
         leaving = [row for row in range(len(self.ends)) if row not in indices] if only_leave else []
-        for layer in self.layers:
-            layer.keep_rows(indices, leaving)
+        for key, (state,) in self.columns.items():
+            gone = state[uploaded(leaving, state.device, torch.long)]
+            self.behind[key] = torch.cat([gone, self.behind[key]]) if key in self.behind else gone
+            self.columns[key] = [state[uploaded(indices, state.device, torch.long)]]
         self.starts = self.ends = [self.ends[row] for row in indices]
 
     def recall(self, seen: list[int]) -> None:
-        """Rows that are done come back, which have read `seen` tokens."""
-        for layer in self.layers:
-            layer.recall_rows()
+        """All rows are done, and come back; they have read `seen` tokens."""
+        self.columns, self.behind = {key: [state] for key, state in self.behind.items()}, {}
         self.starts = self.ends = list(seen)
 
     def take(self, other: "Recurrence", lanes: list[int]) -> None:
+        """Row i of `other` takes the place of row `lanes[i]`; where either has no state, that is 0."""
         if not self.layers:
             return
-        for layer, given in zip(self.layers, other.layers, strict=True):
-            layer.take_rows(given, lanes, len(self.ends))
+        num_rows = len(self.ends)
+        for key in self.columns.keys() | other.columns.keys():
+            new = other.columns[key][-1] if key in other.columns else None
+            like = self.columns[key][-1] if new is None else new
+            state = self.columns[key][-1].clone() if key in self.columns else like.new_zeros(num_rows, *like.shape[1:])
+            state[uploaded(lanes, state.device)] = state.new_zeros(()) if new is None else new
+            self.columns[key] = [state]
         ends = dict(zip(lanes, other.ends, strict=True))
         self.starts = self.ends = [ends.get(row, end) for row, end in enumerate(self.ends)]
 
     def load(self, cache, seen: list[int]) -> None:
-        given = [layer for layer in cache.layers if isinstance(layer, LinearAttentionLayer)]
-        for layer, one in zip(self.layers, given, strict=True):
-            layer.load(one)
+        """Begin with the states of transformers' own `cache`, whose rows have read `seen` tokens."""
+        self.clear()
+        for place, layer in enumerate(_recurrent(cache)):
+            for name, states in _states_of(layer):
+                held = {index: state for index, state in states.items() if state is not None}
+                self.columns |= {(place, name, index): [state.clone()] for index, state in held.items()}
         self.starts = self.ends = list(seen)
+
+    def store(self, cache, lanes: list[int]) -> None:
+        """Give transformers' own `cache` the states of rows `lanes`."""
+        layers = _recurrent(cache)
+        for (place, name, index), columns in sorted(self.columns.items()):
+            state = columns[-1][uploaded(lanes, columns[-1].device)]
+            update = layers[place].update_conv_state if name == "conv" else layers[place].update_recurrent_state
+            update(state, state_idx=index)
+
+
+def _recurrent(cache) -> list[LinearAttentionLayer]:
+    return [layer for layer in cache.layers if isinstance(layer, LinearAttentionLayer)]

@@ -14,11 +14,11 @@ from torch.nn import functional
 from transformers import CacheLayerMixin, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ..hf_compat import CACHE_ARGUMENTS, prefill, updated_kwargs
+from ..hf_compat import prefill, updated_kwargs
 from ..interfaces import CachedModel
 from ..types import Batch, uploaded
 from .cached_model import device_of, image_layers, last_id, num_cached_of_image
-from .inputs import Inputs, note_positions, text_inputs
+from .inputs import Inputs, cache_argument, note_positions, text_inputs
 from .masks import is_recurrent
 from .rollback import Crop, Snapshot, rewinder
 from .shallow import install_capturing_hooks
@@ -44,16 +44,16 @@ class UniversalModel(CachedModel):
         self.inputs, self.keep = inputs, keep
         self.last_id = last_id(model) if clamp_ids else None
         self.num_forwards = 0
-        self._begin()
+        self.reset()
 
     def reset(self) -> None:
+        self.ids = self.inputs.input_ids.long().clone()
+        self.rows, self.width = list(range(len(self.ids))), self.ids.shape[1]
         self._begin()
 
     def _begin(self) -> None:
-        self.width = self.inputs.input_ids.shape[1]
+        """An empty cache."""
         self.kwargs = self.inputs.fresh_kwargs(self.model)
-        self.ids = self.inputs.input_ids.long().clone()
-        self.rows = list(range(self.ids.shape[0]))
         self.covered = 0  # columns in the cache, all of them right for every running row
         self.has_prompt = False  # later: there is a rewinder, with a cache
 
@@ -164,9 +164,7 @@ class UniversalModel(CachedModel):
             return
         covered = self.rewinder.take_back(self.covered, column)
         if covered is None:
-            ids, rows = self.ids, self.rows
             self._begin()
-            self.ids, self.rows = ids, rows
         else:
             self.covered, self.kwargs[self.cache_name] = covered, self.rewinder.cache
 
@@ -189,9 +187,7 @@ class UniversalModel(CachedModel):
         self.known = self.width + 1  # columns that the growing inputs cover
         self.covered = self.width
         self._record(outputs, first=0, is_prompt=True)
-        self.cache_name = next(
-            (name for name in CACHE_ARGUMENTS if self.kwargs.get(name) is not None), "past_key_values"
-        )
+        self.cache_name = cache_argument(self.kwargs)
         self.has_prompt = True
         self.rewinder = rewinder(self.kwargs.get(self.cache_name), self.covered, image_layers(self.model))
         return outputs.logits[:, -1:]
@@ -277,7 +273,7 @@ class TextModel(UniversalModel):
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         if self.is_waiting:
             self.inputs, self.is_waiting = text_inputs(self.model, batch), False
-            self._begin()
+            super().reset()
         return super().logits(batch, ahead, num_last)
 
     def rollback(self, batch: Batch) -> None:

@@ -21,7 +21,6 @@ from tests.support import tiny
 
 from .configs import tiny_config
 from .inputs import prompts, words
-from .recipes import RECIPES
 
 PACKAGE = str(Path(hs.__file__).parent)
 MAPPINGS = {
@@ -98,8 +97,6 @@ def build(mapping: str, model_type: str, seed: int = 0, spreads: int = 1):
     generation.bos_token_id, generation.forced_eos_token_id = generation.bos_token_id or 1, None
     if model.config.is_encoder_decoder and generation.decoder_start_token_id is None:
         generation.decoder_start_token_id = 1
-    for name, value in RECIPES.get(model_type, {}).get("generation", {}).items():
-        setattr(generation, name, value)
     return model
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from .recipes import RECIPES
+from .recipes import FIELDS, STARTS
 
 VOCAB = 99
 HIDDEN, HEADS, HEAD_DIM = 64, 4, 16
@@ -61,9 +61,9 @@ NO_TOKEN = re.compile(r"(eos|forced_.*|.*suppress).*(id|ids|tokens|index)")
 def tiny_config(model_type: str):
     """A config small enough to run in milliseconds, with every kind of layer that the type's default has."""
     cls = CONFIG_MAPPING[model_type]
-    start = copy.deepcopy(RECIPES.get(model_type, {}).get("start", {}))  # some config classes take dicts apart
+    start = copy.deepcopy(STARTS.get(model_type, {}))  # some config classes take dicts apart
     values = cls(**start).to_dict()
-    return cls(**Shrinker().shrink(values))
+    return cls(**copy.deepcopy(Shrinker().shrink(values)))  # recipes share parts
 
 
 class Shrinker:
@@ -81,7 +81,7 @@ class Shrinker:
         if None is not values.get("num_key_value_heads") == values.get("num_attention_heads"):
             small["num_key_value_heads"] = small["num_attention_heads"]
         self._pick_layers(values, small)
-        return merge(small, RECIPES.get(values.get("model_type", ""), {}).get("config", {}))
+        return merge(small, FIELDS.get(values.get("model_type"), {}))
 
     def _field(self, name: str, value):
         if isinstance(value, dict):

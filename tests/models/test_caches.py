@@ -69,14 +69,14 @@ def test_a_turn_after_an_image_that_lies_in_the_texts_cache(batch_size):
         torch.testing.assert_close(texts[1].logits, texts[0].logits, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_5"])
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_5", "llava", "gemma3"])
 @pytest.mark.parametrize("drafts_for_itself", [False, True])
 def test_turns_after_an_image(model_type, drafts_for_itself):
     """Which tokens are the image is said with it, for that turn alone; how far it moves what follows, the model notes."""
     model = build("image-text", model_type)
     sources = {}, {"draft_model": model if drafts_for_itself else tiny.noisy_copy(model)}
     first, texts = prompts("image-text", model, 2), []
-    of_image = {name: first[name] for name in ("mm_token_type_ids", "image_grid_thw")}
+    of_image = {name: first[name] for name in ("mm_token_type_ids", "image_grid_thw") if name in first}
     for turns in ([0, 0, 0, 0], [1, 1, 0, 1]):  # plain ones in between see nothing of what went before
         given, cache = first, DynamicCache(config=model.config)
         for turn, source in enumerate(turns):
@@ -92,7 +92,10 @@ def test_turns_after_an_image(model_type, drafts_for_itself):
 
 @pytest.mark.parametrize(
     ("name", "batch_size"),
-    [("llama", 1), ("llama", 3), ("gemma3_text", 3), ("gemma4_text", 3), ("bloom", 1), ("qwen3_next", 3), ("lfm2", 3)],
+    [
+        *(("llama", 1), ("llama", 3), ("gemma3_text", 3), ("gemma4_text", 3), ("bloom", 1)),
+        *(("qwen3_next", 3), ("lfm2", 3), ("bamba", 3), ("lfm2_moe", 3)),
+    ],
 )
 def test_the_cache_after_a_stop_inside_a_block(name, batch_size):
     """What was accepted beyond the stop is not the text's: the cache that comes back ends where plain decoding's does."""
@@ -110,6 +113,10 @@ def test_the_cache_after_a_stop_inside_a_block(name, batch_size):
     for own, theirs in zip(cache.layers, expected.past_key_values.layers, strict=True):
         if getattr(theirs, "keys", None) is not None:
             assert own.keys.shape == theirs.keys.shape
+        for states in ("conv_states", "recurrent_states"):
+            for index, state in getattr(theirs, states, {}).items():
+                if state is not None:
+                    torch.testing.assert_close(getattr(own, states)[index], state, rtol=1e-3, atol=1e-3)
     done = found.sequences.shape[1] - first["input_ids"].shape[1]
     more = torch.randint(1, 60, (batch_size, 4))
     kept = torch.cat([first["attention_mask"], torch.ones(batch_size, done + 4).long()], 1)

@@ -11,6 +11,7 @@ import hf_speculative as hs
 from tests.architectures.check import build, prompts
 from tests.support import tiny
 from tests.support.placement import quantised, torchao_or_skip
+from tests.support.plain import agrees
 
 NEW = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
 
@@ -32,10 +33,8 @@ def test_quantised_weights(kind, torchao):
     """Each with its own plain decoding: int8 weights on either side."""
     model, inputs = kind
     small, draft = quantised(model, torchao), tiny.noisy_copy(model, 0.05)
-    assert hs.generate(small, **inputs, **NEW, draft_model=draft).tolist() == small.generate(**inputs, **NEW).tolist()
-    with hs.record() as stats:
-        found = hs.generate(model, **inputs, **NEW, draft_model=small)
-    assert found.tolist() == model.generate(**inputs, **NEW).tolist() and stats.draft_acceptance_rate > 0.3
+    agrees(small, inputs | NEW, draft_model=draft)
+    assert agrees(model, inputs | NEW, draft_model=small).draft_acceptance_rate > 0.3
 
 
 class RoundsItsInputs(torch.nn.Linear):
@@ -88,8 +87,7 @@ def test_layers_that_quantise_their_inputs(kind, how, torchao):
     small, draft = with_quantised_inputs(model, how, torchao), tiny.noisy_copy(model, 0.05)
     with pytest.raises(ValueError, match=r"`model`: .*quantise their inputs.*`draft_model=None`"):
         hs.generate(small, **inputs, **NEW, draft_model=draft)
-    found = hs.generate(model, **inputs, **NEW, draft_model=small)
-    assert found.tolist() == model.generate(**inputs, **NEW).tolist()
+    agrees(model, inputs | NEW, draft_model=small)
     answer = hs.check(small)
     assert not answer and "quantise their inputs" in answer.reason and "None" not in answer.reason
 
@@ -110,9 +108,7 @@ def test_layers_that_quantise_each_token(torchao):
 def test_a_draft_of_another_dtype(kind):
     model, inputs = kind
     draft = copy.deepcopy(model).to(torch.bfloat16)
-    with hs.record() as stats:
-        found = hs.generate(model, **inputs, **NEW, draft_model=draft)
-    assert found.tolist() == model.generate(**inputs, **NEW).tolist() and stats.draft_acceptance_rate > 0.3
+    assert agrees(model, inputs | NEW, draft_model=draft).draft_acceptance_rate > 0.3
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -147,6 +143,4 @@ def test_two_devices(kind, target_device):
     model, inputs = kind
     draft = tiny.noisy_copy(model, 0.05).to("cuda" if target_device == "cpu" else "cpu")
     model = copy.deepcopy(model).to(target_device)
-    inputs = {name: value.to(target_device) for name, value in inputs.items()}
-    expected = model.generate(**inputs, **NEW).tolist()
-    assert hs.generate(model, **inputs, **NEW, draft_model=draft).tolist() == expected
+    agrees(model, {name: value.to(target_device) for name, value in inputs.items()} | NEW, draft_model=draft)

@@ -6,17 +6,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-import hf_speculative as hs
 from hf_speculative.models import choose, probe, verified_types
 from hf_speculative.models.probe import fits_ragged, fits_trees
 from tests.architectures.check import build
 from tests.support import tiny
+from tests.support.plain import same_as_plain
 
-UNKNOWN_BUT_FITTING = {
-    "helium": tiny.GATED | {"head_dim": 8},
-    "smollm3": tiny.GATED,
-    "nemotron": tiny.GATED,
-}
+UNKNOWN_BUT_FITTING = {"helium": tiny.GATED | {"head_dim": 8}, "smollm3": tiny.GATED, "nemotron": tiny.GATED}
 
 
 @pytest.mark.parametrize("model_type", UNKNOWN_BUT_FITTING)
@@ -26,9 +22,7 @@ def test_a_type_the_tests_do_not_cover_is_tried_once(model_type, monkeypatch):
     assert model_type not in verified_types.TESTED_TYPES and fits_ragged(model)
     monkeypatch.setattr(probe, "_deviation_of_ragged", lambda *args: pytest.fail("asked twice"))
     assert fits_ragged(model)
-    inputs = tiny.prompts(2)
-    found = hs.generate(model, **inputs, draft_model=model, max_new_tokens=12, do_sample=False, pad_token_id=0)
-    assert found.tolist() == model.generate(**inputs, max_new_tokens=12, do_sample=False, pad_token_id=0).tolist()
+    same_as_plain(model, tiny.prompts(2), draft_model=model)
 
 
 def test_the_probe_sees_wrong_logits(monkeypatch):
@@ -72,6 +66,4 @@ def test_the_probe_compares_with_what_plain_generate_feeds():
     model = build("image-text", "kosmos-2.5")
     assert "position_ids" in inspect.signature(model.forward).parameters and choose(model).name == "universal"
     for inputs in (tiny.prompts(1), tiny.prompts(3)):
-        settings = inputs | {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
-        found = hs.generate(model, **settings, draft_model=tiny.noisy_copy(model))
-        assert found.tolist() == model.generate(**settings).tolist()
+        same_as_plain(model, inputs, draft_model=tiny.noisy_copy(model))

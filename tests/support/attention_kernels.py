@@ -101,19 +101,13 @@ def flex_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_fun
 @pytest.fixture
 def kernels(monkeypatch) -> Kernels:
     """All of them registered, under the names that models are loaded with."""
-    found, functions, masks = (
-        Kernels(),
-        ALL_ATTENTION_FUNCTIONS._global_mapping,
-        ALL_MASK_ATTENTION_FUNCTIONS._global_mapping,
-    )
-    theirs = inspect.signature(functions[FLASH]).parameters
+    functions, masks = ALL_ATTENTION_FUNCTIONS._global_mapping, ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
+    found, theirs = Kernels(), inspect.signature(functions[FLASH]).parameters
     assert [*theirs] == [*inspect.signature(found.flash).parameters], "the signature is the real one's"
-    for name, function, mask in ((FLASH, found.flash, None), (HUB, found.flash, flash_attention_mask)):
+    for name, function in ((FLASH, found.flash), (HUB, found.flash), (FLEX, found.flex)):
         monkeypatch.setitem(functions, name, function)
-        if mask is not None:
-            monkeypatch.setitem(masks, name, mask)
-    monkeypatch.setitem(functions, FLEX, found.flex)
-    monkeypatch.setitem(masks, FLEX, flex_mask)
+    for name, mask in ((HUB, flash_attention_mask), (FLEX, flex_mask)):
+        monkeypatch.setitem(masks, name, mask)
     return found
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import linecache
 import traceback
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +28,7 @@ PACKAGE = f"{Path(__file__).parents[2] / 'hf_speculative'}/"
 NUM_DEVICES = 2
 COPIES = ("_to_copy", "copy_")
 INDEXING = ("index", "index_put", "index_put_")
+TAKES_SCALARS = ("where", "masked_fill", "masked_fill_", "fill_")
 #: sizes or branches that depend on data; indexing by a mask is one more
 READS = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "repeat_interleave", "_unique2", "unique_dim")
 
@@ -139,10 +139,6 @@ class Devices(TorchDispatchMode):
         self.generators = [Generator(f"cuda:{index}") for index in range(NUM_DEVICES)]
         self.under_way: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def counts(self, start: int = 0) -> Counter:
-        """Waits by kind, from the one numbered `start` on."""
-        return Counter(wait.kind for wait in self.waits[start:])
-
     def wait(self, kind: str, operation) -> None:
         if self.capturing is not None:
             raise RuntimeError(f"{operation}: operation not permitted when stream is capturing")
@@ -231,12 +227,7 @@ class Devices(TorchDispatchMode):
             if any(index.dtype in (torch.bool, torch.uint8) for index in tensors[1:]):
                 self.wait("read", operation)
             tensors = [tensor for tensor in tensors if not any(tensor is index for index in of_host)]
-        takes_scalars = torch.Tag.pointwise in operation.tags or name in (
-            "where",
-            "masked_fill",
-            "masked_fill_",
-            "fill_",
-        )
+        takes_scalars = torch.Tag.pointwise in operation.tags or name in TAKES_SCALARS
 
         def is_scalar(tensor) -> bool:
             return tensor.ndim == 0 and (

@@ -1,21 +1,17 @@
 """`python -m tests.support.media_costs`: calls with an image in each row, the target's passes over plain decoding's call."""
 
-import statistics
-import time
-
 import torch
 from transformers import AutoModelForImageTextToText
 
-import hf_speculative as hs
 from tests.architectures.check import fill, untie
 from tests.architectures.configs import tiny_config
 from tests.architectures.inputs import prompts
 from tests.support import tiny
+from tests.support.recurrent_costs import cost_of_a_call
 
 TEXT = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4}
 TEXT |= {"num_key_value_heads": 2, "head_dim": 64, "initializer_range": 0.08}
 TYPES = ("llava", "qwen2_5_vl", "gemma3")
-NUM_TOKENS, REPEATS, NOISE = 64, 5, 0.02
 
 
 def of_type(name: str):
@@ -43,19 +39,8 @@ if __name__ == "__main__":
     torch.set_num_threads(2)
     for name in TYPES:
         model = of_type(name)
-        draft = tiny.noisy_copy(model, NOISE)
         for copies, rows in ((1, 1), (3, 3)):
             inputs = {key: torch.cat([value] * copies) for key, value in prompts("image-text", model, rows).items()}
-            call = inputs | {"max_new_tokens": NUM_TOKENS, "do_sample": False}
-            plain, ours = [], []
-            for _ in range(REPEATS):
-                begin = time.perf_counter()
-                expected = model.generate(**call)
-                plain.append(time.perf_counter() - begin)
-                with hs.record() as stats:
-                    found = hs.generate(model, **call, draft_model=draft, num_draft_tokens=4)
-                ours.append(stats.seconds["verify"])
-                assert found.tolist() == expected.tolist()
-            ratio = statistics.median(ours[1:]) / statistics.median(plain[1:])
+            ratio, stats = cost_of_a_call(model, inputs)
             kept = f"{stats.num_target_forwards} passes, {stats.draft_acceptance_rate:.2f} kept"
             print(f"{name}, batch {copies * rows}: {kept}, {ratio:.2f} of plain", flush=True)

@@ -56,16 +56,16 @@ def costs_of_a_pass(model, num_rows: int) -> tuple[float, float]:
     return stepped / plain, chunked / plain
 
 
-def cost_of_a_call(model, num_rows: int) -> tuple[float, int]:
-    """The target's passes in 64 new tokens over plain's whole call, and how many there are."""
-    draft, ids = tiny.noisy_copy(model, 0.02), torch.randint(5, 499, (num_rows, 16))
+def cost_of_a_call(model, inputs: dict[str, torch.Tensor]) -> tuple[float, hs.Statistics]:
+    """The target's passes in 64 new tokens over plain's whole call, and what there was of them."""
+    draft, call = tiny.noisy_copy(model, 0.02), inputs | {"max_new_tokens": 64, "do_sample": False}
     ours, plain = [], []
-    for _ in range(4):
-        plain.append(seconds(lambda: model.generate(ids, max_new_tokens=64, do_sample=False)))
+    for _ in range(5):
+        plain.append(seconds(lambda: model.generate(**call)))
         with hs.record() as stats:
-            hs.generate(model, ids, max_new_tokens=64, do_sample=False, draft_model=draft, num_draft_tokens=4)
+            hs.generate(model, **call, draft_model=draft, num_draft_tokens=4)
         ours.append(stats.seconds["verify"])
-    return min(ours[1:]) / min(plain[1:]), stats.num_target_forwards
+    return statistics.median(ours[1:]) / statistics.median(plain[1:]), stats
 
 
 if __name__ == "__main__":
@@ -75,8 +75,6 @@ if __name__ == "__main__":
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **SIZES | more)).eval()
         for num_rows in (1, 8):
             stepped, chunked = costs_of_a_pass(model, num_rows)
-            whole, passes = cost_of_a_call(model, num_rows)
-            print(
-                f"{name}, batch {num_rows}: {stepped:.2f} and {chunked:.2f} steps; {passes} passes, {whole:.2f} of plain",
-                flush=True,
-            )
+            whole, stats = cost_of_a_call(model, {"input_ids": torch.randint(5, 499, (num_rows, 16))})
+            calls = f"{stats.num_target_forwards} passes, {whole:.2f} of plain"
+            print(f"{name}, batch {num_rows}: {stepped:.2f} and {chunked:.2f} steps; {calls}", flush=True)
