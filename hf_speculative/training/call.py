@@ -6,7 +6,6 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .deadline import Watch
-from .push import Push
 from .results import Trained
 from .run import Run
 from .settings import TABLES, Settings
@@ -22,7 +21,6 @@ def train(
     resume: bool = False,
     watch: Watch | None = None,
     reading: dict[str, Any] | None = None,
-    push: Push | None = None,
     store: str | Path | None = None,
     **arguments,
 ) -> Trained:
@@ -35,14 +33,13 @@ def train(
         dataset: prompts, as in `hf_speculative.evaluate`; `None`: the target writes its own, `settings.num_prompts` of them.
         resume: go on with a run in `output` that was stopped, from its last checkpoint; answers are continued in any case.
         reading: how prompts are read, keywords of `training.prompts.read_data`.
-        push: upload the draft at the end.
         store: a folder for what the target makes of each text, which then is computed once and not in every epoch.
         **arguments: of transformers' `TrainingArguments`, which come before what is chosen here.
 
     Raises:
         ValueError, TypeError: before the first forward.
     """
-    run = Run(target, output, settings, tokenizer, watch or Watch(), push, store)
+    run = Run(target, output, settings, tokenizer, watch or Watch(), store)
     run.begin(resume)
     run.read(dataset, reading or {})
     run.answer()

@@ -35,7 +35,6 @@ from .examples import Collator, unique
 from .own_prompts import FILE as PROMPTS
 from .own_prompts import write_prompts
 from .prompts import Data, read_data
-from .push import Push
 from .results import FILE, Trained, name_of
 from .settings import Settings
 from .store import StoredTeacher
@@ -60,7 +59,6 @@ class Run:
     settings: Settings
     tokenizer: Any
     watch: Watch
-    push: Push | None = None
     store: str | Path | None = None
     most_draft_tokens: int | None = None
 
@@ -95,8 +93,6 @@ class Run:
             )
         texts_of_a_pass(self.settings, self.processes.count)
         students.check(self.settings, self.target, self.tokenizer)
-        if self.push is not None:
-            self.push.check()
         files.make_folder(f"`output={str(self.folder)!r}`", self.folder)
 
     def read(self, dataset: Any, reading: dict[str, Any]) -> None:
@@ -261,7 +257,8 @@ class Run:
         result.seconds = pace.seconds
         if trainer.is_world_process_zero():
             self.student.save(self.folder, self.tokenizer)
-            self._publish(result)
+            result.write()
+            card.write(result)
         return result
 
     def tables(self) -> Trained:
@@ -278,15 +275,9 @@ class Run:
         result.best_step = 1
         if self.processes.rank == 0:
             tables.save(self.folder)
-            self._publish(result)
+            result.write()
+            card.write(result)
         return result
-
-    def _publish(self, result: Trained) -> None:
-        """The result and the card beside the draft, and all of it on the Hub if that was asked for."""
-        result.write()
-        card.write(result)
-        if self.push is not None:
-            self.push(self.folder)
 
     def _trainer(self, num_steps: int, every: int, is_new: bool = True) -> DraftTrainer:
         settings, collator = self.settings, self.collator
@@ -349,5 +340,4 @@ class Run:
             environment=environment(self.target),
             num_parameters=self.num_parameters,
             num_steps=num_steps,
-            repository=None if self.push is None else self.push.repository,
         )

@@ -116,7 +116,7 @@ def _length(point: Point, way: str) -> str:
 
 def next_lines(result: Trained) -> list[str]:
     """What to paste: the draft compared, checked and used."""
-    draft, data = result.repository or str(result.folder), result.data
+    draft, data = str(result.folder), result.data
     is_embedded = result.target == EMBEDDED_TARGET
     target = "embedded" if is_embedded else result.target
     loaded = "hs.embedded_pair()[0]" if is_embedded else f"AutoModelForCausalLM.from_pretrained({target!r})"
@@ -134,6 +134,6 @@ def next_lines(result: Trained) -> list[str]:
 
 def usage(result: Trained) -> str:
     """Lines to paste. A folder of this machine is named without those around it, which others do not have."""
-    names = (result.target, result.repository or result.folder)
+    names = (result.target, result.folder)
     target, folder = (short(name) if Path(name).is_absolute() else str(name) for name in names)
     return pipeline_lines(target, folder, bool(result.data.get("is_chat")))

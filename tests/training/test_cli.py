@@ -66,7 +66,6 @@ def test_what_cannot_work_is_said_at_once(tmp_path, monkeypatch):
     assert "`--learning-rate -1.0`: give more than 0" in refused("--learning-rate", -1)
     assert "--resume: there is no run in" in refused("--resume")
     assert f"{tmp_path}/nowhere" in refused("--head", f"draft:{tmp_path}/nowhere")
-    assert "--private has no effect without --push-to-hub" in refused("--private")
     assert "--device abacus" in refused("--device", "abacus")
     result = CliRunner().invoke(app, ["train", str(FOLDER / "target"), "--split", "test"])
     assert result.exit_code == 2 and "--split is about --data: name a file" in result.stderr
