@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .call import train
     from .losses import LOSSES
     from .results import Trained
+    from .run import train
     from .sampling_params import SamplingParams
     from .settings import Settings
 else:

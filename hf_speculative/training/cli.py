@@ -134,5 +134,5 @@ def train_command(settings: Options) -> None:
         print_table(console, wording.acceptance(found))
         console.print(Text(wording.summary(found)))
         console.print(Text(f"The card, with the learning curve, is in {found.folder}. Go on with it:"))
-        for line in wording.next_lines(found):
+        for line in wording.next_lines(found, options.reading):
             console.print(Text(f"  {line}"), soft_wrap=True)

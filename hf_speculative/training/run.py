@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainingArguments
 
 from ..call import checks
 from ..call.attached import own_generate
@@ -15,7 +15,6 @@ from ..drafting.tables import TablesSource
 from ..generation import attach, detach
 from ..measuring.fingerprint import fingerprint
 from ..measuring.processes import Processes
-from ..measuring.rows import DEFAULT_FIELD
 from ..models import num_parameters
 from ..reports import files
 from ..reports.environment import environment
@@ -25,18 +24,17 @@ from ..tokenizers.chat import chat_keywords, speaks_chat
 from ..tokenizers.loading import tokenizer_of
 from . import card, students
 from .acceptance import Meter
-from .answers import Asked, Journal, answer, examples_of
+from .answers import answer, header_of, read_answers
 from .arguments import as_os_error, defaults, last_checkpoint, step_of, texts_of_a_pass
 from .deadline import ANSWERS as ANSWERING
 from .deadline import PROMPTS as PROMPTING
 from .deadline import Deadline, Pace, Watch
-from .estimate import step_seconds
-from .examples import Collator, unique
+from .examples import Collator, Example, unique
 from .own_prompts import FILE as PROMPTS
 from .own_prompts import write_prompts
 from .prompts import Data, read_data
 from .results import FILE, Trained, name_of
-from .settings import Settings
+from .settings import TABLES, Settings
 from .store import StoredTeacher
 from .student import Student
 from .teacher import Teacher
@@ -46,8 +44,44 @@ from .warm_tables import learn_tables
 ANSWERS, CHECKPOINTS = "answers.jsonl", "checkpoints"
 #: the number of answers below which heads of published runs showed no gain on held-out prompts
 FEW_ANSWERS = 100
-#: keywords of reading prompts that other commands share
-SHOWN = ("split", "config", "raw")
+
+
+def train(
+    target: PreTrainedModel,
+    dataset: Any,
+    output: str | Path,
+    settings: Settings,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+    reading: dict[str, Any] | None = None,
+    store: str | Path | None = None,
+    **arguments,
+) -> Trained:
+    """Train a draft for `target` on its own answers to the prompts of a data set.
+
+    The folder `output` then is what `draft_model=` takes. Beside the draft it holds its card, the answers, the
+    checkpoints and `training.json`. The target stays as it is.
+
+    Args:
+        dataset: prompts, as in `hf_speculative.evaluate`; `None`: the target writes its own, `settings.num_prompts` of them.
+        resume: go on with a run in `output` that was stopped, from its last checkpoint; answers are continued in any case.
+        reading: how prompts are read, keywords of `training.prompts.read_data`.
+        store: a folder for what the target makes of each text, which then is computed once and not in every epoch.
+        **arguments: of transformers' `TrainingArguments`, which come before what is chosen here.
+
+    Raises:
+        ValueError, TypeError: before the first forward.
+    """
+    run = Run(target, output, settings, tokenizer, watch or Watch(), store)
+    run.begin(resume)
+    run.read(dataset, reading or {})
+    run.answer()
+    if settings.kind == TABLES:
+        return run.tables()
+    run.prepare(arguments)
+    return run.train(resume)
 
 
 @dataclass
@@ -97,39 +131,23 @@ class Run:
 
     def read(self, dataset: Any, reading: dict[str, Any]) -> None:
         """The prompts; without a data set, those that the target writes itself."""
+        settings = self.settings
         if dataset is None:
             self.watch.part("prompts of the target")
             is_over = functools.partial(self.deadline.has_passed, PROMPTING)
-            settings, path = self.settings, self.folder / PROMPTS
+            dataset, reading = self.folder / PROMPTS, {}
             # More prompts would be others than those that were answered.
             if self.processes.rank == 0 and not (self.folder / ANSWERS).exists():
                 with self._decodes_fast():
-                    write_prompts(
-                        self.target,
-                        self.tokenizer,
-                        path,
-                        settings.num_prompts,
-                        settings.seed,
-                        self.watch.count,
-                        is_over,
-                    )
+                    write_prompts(self.target, self.tokenizer, dataset, settings, self.watch.count, is_over)
             self.processes.gather([])  # the others read what the first has written
-            dataset, reading = path, {}
         self.watch.part("reading the prompts")
         self.source = str(dataset) if isinstance(dataset, (str, Path)) else type(dataset).__name__
-        self.reading = {name: reading[name] for name in SHOWN if reading.get(name)}
-        self.is_chat = speaks_chat(self.tokenizer) and not reading.get("raw")
-        self.ends = chat_keywords(self.target, self.tokenizer, bool(reading.get("raw")))
-        if isinstance(prompt := reading.get("prompt", DEFAULT_FIELD), str) and prompt != DEFAULT_FIELD:
-            self.reading["template" if "{{" in prompt or "{%" in prompt else "field"] = prompt
-        self.data: Data = read_data(
-            dataset,
-            self.target,
-            self.tokenizer,
-            held_out=self.settings.held_out,
-            max_new_tokens=self.settings.max_new_tokens,
-            **reading,
-        )
+        is_raw = bool(reading.get("raw"))
+        self.is_chat = speaks_chat(self.tokenizer) and not is_raw
+        self.ends = chat_keywords(self.target, self.tokenizer, is_raw)
+        reading = reading | {"held_out": settings.held_out, "max_new_tokens": settings.max_new_tokens}
+        self.data: Data = read_data(dataset, self.target, self.tokenizer, **reading)
         for row in self.data.bad_rows[:3]:
             self.watch.say(f"Row {row.index} is left out: {row.message}.")
         if (more := len(self.data.bad_rows) - 3) > 0:
@@ -142,37 +160,26 @@ class Run:
             self.examples = unique(self.data.examples(), settings.max_length)
             self.processes.gather([])  # none begins before all have looked into the folder
             return
-        name = f"{name_of(self.target)} {fingerprint(self.target)}"
-        asked = Asked(
-            name,
-            self.data.digest,
-            settings.use,
-            settings.max_new_tokens,
-            settings.answers_per_prompt,
-            settings.seed,
-            settings.batch_size,
-        )
         self.watch.part("answers of the target")
-        rank, count, had_all = self.processes.rank, self.processes.count, self.before is not None
-        names = [ANSWERS, *(f"{ANSWERS}.rank{one}" for one in range(1, count))]
-        journal, prompts = Journal(self.folder / names[rank], asked), self.data.prompts
+        header = header_of(f"{name_of(self.target)} {fingerprint(self.target)}", self.data.digest, settings)
+        rank, count, prompts = self.processes.rank, self.processes.count, self.data.prompts
+        paths = [self.folder / ANSWERS, *(self.folder / f"{ANSWERS}.rank{one}" for one in range(1, count))]
         with self._decodes_fast():
             answer(
                 self.target,
                 prompts,
-                asked,
-                journal,
-                self.watch.count,
-                (rank, count),
-                lambda: had_all or self.deadline.has_passed(ANSWERING),
-                self.ends,
+                settings,
+                paths[rank],
+                header,
+                watch=self.watch.count,
+                share=(rank, count),
+                is_over=lambda: self.before is not None or self.deadline.has_passed(ANSWERING),
+                keywords=self.ends,
             )
         self.processes.gather([])  # all have written theirs
-        journals = (
-            Journal(self.folder / name, asked, writes=False) if name != names[rank] else journal for name in names
-        )
-        found = list(examples_of(journals, prompts))
-        self.examples = unique(found, settings.max_length)
+        found = {key: ids for path in paths for key, ids in read_answers(path, header).items()}
+        examples = [Example(tuple(prompts[index]), ids) for (index, _), ids in sorted(found.items())]
+        self.examples = unique(examples, settings.max_length)
 
     @contextmanager
     def _decodes_fast(self) -> Iterator[None]:
@@ -199,7 +206,7 @@ class Run:
             self._record()
         trainer = self._trainer(1, 1)
         self.watch.part("timing a step")
-        self.step_seconds = self.processes.gather([step_seconds(trainer, self.deadline.seconds)])[0]
+        self.step_seconds = self.processes.gather([trainer.step_seconds(self.deadline.seconds)])[0]
 
     def _record(self) -> None:
         """Each process its share of the texts."""
@@ -327,7 +334,6 @@ class Run:
             settings=self.settings.to_dict(),
             data={
                 "source": self.source,
-                "reading": self.reading,
                 "num_prompts": len(self.data.prompts),
                 "num_held_out": len(self.data.held_out),
                 "num_answers": len(self.examples),

@@ -1,5 +1,6 @@
 """A `transformers.Trainer` whose loss is between the target and the draft, and whose evaluation is the real loop."""
 
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,16 @@ from torch import Tensor
 from transformers import Trainer, TrainerState
 
 from ..hf_compat.training import LengthGroupedSampler
+from ..reports.timing import timed
 from .acceptance import Meter
 from .chunked_loss import summed
 from .losses import LOSSES, Loss
 from .sampling_params import SamplingParams
 from .student import Prediction, Student
 from .teacher import Teacher, TeacherOutputs
+
+#: steps that are timed, after one that is not, and their share of a run's time
+TIMED_STEPS, TIMING = 3, 0.05
 
 
 class NotFinite(ValueError):
@@ -115,6 +120,30 @@ class DraftTrainer(Trainer):
         p, drafted = (p - mass)[in_vocabulary], drafted[in_vocabulary]
         found = self.loss(p, self.use.of_draft(drafted))
         return found.new_zeros(len(logits)).index_put((in_vocabulary,), found)
+
+    def step_seconds(self, run_seconds: float | None = None) -> float:
+        """Time an optimizer step on the first texts; weights and random numbers stay as they are.
+
+        Args:
+            run_seconds: of the whole run, of which timing takes a small share: one step, if that is long.
+        """
+        args, device, module = self.args, self.args.device, self.model
+        inputs = self._prepare_inputs(self.data_collator(list(self.train_dataset)[: args.per_device_train_batch_size]))
+        was_training = module.training
+        module.train()
+
+        def step():
+            with self.compute_loss_context_manager():
+                loss = self.compute_loss(module, dict(inputs))
+            loss.backward()
+            module.zero_grad()
+
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            seconds = [timed(step, device)[1]]
+            while len(seconds) <= TIMED_STEPS and (run_seconds is None or sum(seconds) < TIMING * run_seconds):
+                seconds.append(timed(step, device)[1])
+        module.train(was_training)
+        return statistics.median(seconds[1:] or seconds) * args.gradient_accumulation_steps  # the first one is slower
 
     def _stop(self, inputs: dict[str, Any], loss: Tensor) -> None:
         step = self.state.global_step

@@ -1,9 +1,11 @@
 """What the card says: words and tables."""
 
+import itertools
 import shlex
 from itertools import starmap
 from pathlib import Path
 
+from ..command.arguments import Reading
 from ..hub.card_text import pipeline_lines
 from ..measuring import plan
 from ..measuring.render.tables import DASH, Line, Table
@@ -114,17 +116,19 @@ def _length(point: Point, way: str) -> str:
     return DASH if is_too_short(point, way) else number(point.acceptance_length[way])
 
 
-def next_lines(result: Trained) -> list[str]:
-    """What to paste: the draft compared, checked and used."""
-    draft, data = str(result.folder), result.data
+def next_lines(result: Trained, reading: Reading) -> list[str]:
+    """What to paste: the draft compared, checked and used.
+
+    Args:
+        reading: how the prompts were read.
+    """
+    draft = str(result.folder)
     is_embedded = result.target == EMBEDDED_TARGET
     target = "embedded" if is_embedded else result.target
     loaded = "hs.embedded_pair()[0]" if is_embedded else f"AutoModelForCausalLM.from_pretrained({target!r})"
-    named = data.get("reading", {}).items()
-    reading = "".join(
-        f" --{name}" if value is True else f" --{name} {shlex.quote(str(value))}" for name, value in named
-    )
-    source = f"--dataset {shlex.quote(data['source'])}{reading}"
+    options = {option: getattr(reading, option.removeprefix("--")) for option in reading.given}
+    given = [[option] if value is True else [option, str(value)] for option, value in options.items()]
+    source = shlex.join(["--dataset", result.data["source"], *itertools.chain(*given)])
     return [
         f"hf-speculative eval {source} --model {shlex.quote(target)} --draft-model {shlex.quote(draft)}",
         f"hf-speculative check {shlex.quote(target)} {shlex.quote(draft)}",

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import hf_speculative as hs
-from hf_speculative.training.call import train
+from hf_speculative.training.run import train
 from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.settings import Settings
 from tests.support import tiny

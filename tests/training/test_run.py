@@ -12,13 +12,11 @@ from safetensors import SafetensorError
 import hf_speculative as hs
 from hf_speculative.training import arguments, deadline
 from hf_speculative.training import card as cards
-from hf_speculative.training import run as run_module
 from hf_speculative.training import trainer as trainer_module
 from hf_speculative.training.acceptance import Meter
-from hf_speculative.training.call import train
 from hf_speculative.training.deadline import Watch
 from hf_speculative.training.results import Trained
-from hf_speculative.training.run import Run
+from hf_speculative.training.run import Run, train
 from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.settings import Settings
 from hf_speculative.training.trainer import DraftTrainer
@@ -297,7 +295,7 @@ def test_minutes_bound_the_whole_run(step, measuring, learn, tmp_path, monkeypat
     machine, target = Machine(monkeypatch), tiny.llama()
     machine.slow(monkeypatch, DraftTrainer, "training_step", step)
     machine.slow(monkeypatch, Meter, "__call__", measuring)
-    monkeypatch.setattr(run_module, "step_seconds", lambda *args: step)
+    monkeypatch.setattr(DraftTrainer, "step_seconds", lambda *args: step)
     settings = {"steps": None, "minutes": 2.0, "num_evaluations": 8}
     watch = machine.watch(answer=9.0)
     result = learn(target, tmp_path, settings, watch=watch)
@@ -309,7 +307,7 @@ def test_minutes_bound_the_whole_run(step, measuring, learn, tmp_path, monkeypat
 def test_a_run_whose_time_cut_its_answers_goes_on_with_those(learn, tmp_path, monkeypatch):
     """Else what a store holds would be of other texts."""
     machine, target = Machine(monkeypatch), tiny.llama()
-    monkeypatch.setattr(run_module, "step_seconds", lambda *args: 1.0)
+    monkeypatch.setattr(DraftTrainer, "step_seconds", lambda *args: 1.0)
     settings = {"steps": None, "minutes": 2.0, "num_evaluations": 1}
     watch = machine.watch(answer=9.0)
     store = {"store": tmp_path / "store"}

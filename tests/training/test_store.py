@@ -5,8 +5,8 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.training import store as stores
-from hf_speculative.training.call import train
 from hf_speculative.training.examples import Collator
+from hf_speculative.training.run import train
 from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.settings import Settings
 from hf_speculative.training.store import StoredTeacher
