@@ -200,9 +200,10 @@ class Run:
         self.num_parameters, self.kind = num_parameters(self.student.draft()), self.student.kind
         self.most_draft_tokens = self.student.max_draft_tokens
         self.collator = Collator(self.tokenizer.pad_token_id or 0)
-        self.teacher = Teacher(self.target, self.student.hidden_layers)
-        if self.store is not None:
-            self.teacher = StoredTeacher(self.teacher, Path(self.store))
+        if self.store is None:
+            self.teacher = Teacher(self.target, self.student.hidden_layers)
+        else:
+            self.teacher = StoredTeacher(self.target, self.student.hidden_layers, Path(self.store))
             self._record()
         trainer = self._trainer(1, 1)
         self.watch.part("timing a step")

@@ -13,7 +13,7 @@ from ..hf_compat.training import LengthGroupedSampler
 from ..reports.timing import timed
 from .acceptance import Meter
 from .chunked_loss import summed
-from .losses import LOSSES, Loss
+from .losses import LOSSES
 from .sampling_params import SamplingParams
 from .student import Prediction, Student
 from .teacher import Teacher, TeacherOutputs
@@ -47,9 +47,9 @@ class DraftTrainer(Trainer):
     Args:
         student: what is trained, on the device of the `TrainingArguments`.
         teacher: moved there too.
-        loss: a name in `LOSSES`, or a function like those.
+        loss: a name in `LOSSES`.
         use: how the target will be sampled from.
-        meter: measures acceptance in `evaluate`; `None` for none.
+        meter: measures acceptance in `evaluate`.
         **kwargs: as for `Trainer`.
 
     Raises:
@@ -60,14 +60,13 @@ class DraftTrainer(Trainer):
         self,
         student: Student,
         teacher: Teacher,
-        loss: str | Loss,
+        loss: str,
         use: SamplingParams,
-        meter: Meter | None = None,
+        meter: Meter,
         **kwargs,
     ):
-        super().__init__(model=student.module, eval_dataset=None if meter is None else meter.prompts, **kwargs)
-        self.student, self.teacher, self.use, self.meter = student, teacher, use, meter
-        self.loss = LOSSES[loss] if isinstance(loss, str) else loss
+        super().__init__(model=student.module, eval_dataset=meter.prompts, **kwargs)
+        self.student, self.teacher, self.loss, self.use, self.meter = student, teacher, LOSSES[loss], use, meter
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the tokens of the whole step
         if getattr(teacher.target, "hf_device_map", None) is None:  # else it is spread over devices already
             teacher.target.to(self.args.device)
@@ -157,11 +156,9 @@ class DraftTrainer(Trainer):
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Acceptance on held-out prompts, by the real loop."""
-        if self.meter is None:
-            return {}
         started = time.monotonic()
-        metrics = self.meter(self.teacher.target, self.student.draft(), metric_key_prefix)
-        metrics[f"{metric_key_prefix}_seconds"] = time.monotonic() - started
+        metrics = self.meter(self.teacher.target, self.student.draft())
+        metrics["eval_seconds"] = time.monotonic() - started
         self.log(metrics)
         self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics

@@ -44,46 +44,34 @@ def summary(result: Trained) -> str:
         return "Nothing was measured."
     if is_too_short(before, result.main) or is_too_short(after, result.main):
         return f"Fewer than {plan.FEWEST_TOKENS} tokens were measured, which tell nothing: hold out more prompts."
-    lengths = (number(point.acceptance_length[result.main]) for point in (before, after))
+    first, last = (number(point.acceptance_length[result.main]) for point in (before, after))
+    found = f"{first} before, {last} after {plural(result.best_step or 0, 'step')}"
     if result.has_no_steps:
-        return (
-            f"Acceptance length on held-out prompts, {way_name(result, result.main)}: {' without tables, '.join(lengths)} "
-            "with them."
-        )
-    return (
-        f"Acceptance length on held-out prompts, {way_name(result, result.main)}: {' before, '.join(lengths)} after "
-        f"{plural(result.best_step or 0, 'step')}."
-    )
+        found = f"{first} without tables, {last} with them"
+    return f"Acceptance length on held-out prompts, {way_name(result, result.main)}: {found}."
 
 
 def facts(result: Trained) -> dict[str, str]:
     """How it was trained, by name."""
     settings, data = result.settings, result.data
     answers = "the target's own, generated for this" if data["are_generated"] else "as the data set has them"
-    left_out = [
-        f"{data[name]:,} {what}"
-        for name, what in (("num_repeated", "repeated"), ("num_bad_rows", "unusable"))
-        if data[name]
-    ]
-    steps = f"{result.num_steps:,} of {settings['batch_size']} texts"
-    if result.best_step is not None:
-        steps += f"; the weights after step {result.best_step:,} were kept"
-    trained = (
-        {}
-        if result.has_no_steps
-        else {"loss": settings["loss"], "steps": steps, "learning rate": f"{settings['learning_rate']:g}"}
-    )
-    size = "" if result.has_no_steps else f", {result.num_parameters / 1e6:.1f} million parameters"
-    return {
+    counts = {"repeated": data["num_repeated"], "unusable": data["num_bad_rows"]}
+    left_out = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    prompts = f"{plural(data['num_prompts'], 'prompt')}, {data['num_held_out']} more held out"
+    found = {
         "target": short(result.target),
-        "draft": f"{result.kind}{size}",
-        "data": f"{short(data['source'])}: {plural(data['num_prompts'], 'prompt')}, {data['num_held_out']} more held out"
-        + (f" ({', '.join(left_out)} left out)" if left_out else ""),
+        "draft": result.kind,
+        "data": f"{short(data['source'])}: {prompts}" + (f" ({left_out} left out)" if left_out else ""),
         "answers": f"{data['num_answers']:,} with {data['num_tokens']:,} tokens, {answers}",
         "for": way_name(result, result.main),
-        **trained,
-        "time": f"{result.seconds / 60:.1f} minutes of training",
     }
+    if not result.has_no_steps:
+        found["draft"] += f", {result.num_parameters / 1e6:.1f} million parameters"
+        found["loss"] = settings["loss"]
+        found["steps"] = f"{result.num_steps:,} of {settings['batch_size']} texts; the weights after step "
+        found["steps"] += f"{result.best_step:,} were kept"
+        found["learning rate"] = f"{settings['learning_rate']:g}"
+    return found | {"time": f"{result.seconds / 60:.1f} minutes of training"}
 
 
 def acceptance(result: Trained) -> Table:

@@ -64,7 +64,7 @@ def trainer(target, draft, folder, data=None, student=None, loss="lk_hybrid", us
         Teacher(target, student.hidden_layers),
         loss,
         use or SamplingParams(),
-        meter,
+        meter or Meter([], SamplingParams()),
         args=TrainingArguments(str(folder), **arguments | given),
         train_dataset=examples(target) if data is None else data,
         data_collator=Collator(),
