@@ -186,19 +186,20 @@ def test_pushed_at_the_commit_that_was_read(code, tmp_path, monkeypatch):
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# Theirs\n")
     calls = []
 
+    (tmp_path / FILE_NAME).write_text("{}")
+
     class Api:
-        files = ("README.md", FILE_NAME)
+        folder = tmp_path
 
         def __init__(self, token):
             calls.append(token)
 
         def model_info(self, name, revision):
-            siblings = [type("File", (), {"rfilename": file}) for file in self.files]
-            return type("Info", (), {"sha": "abc", "siblings": siblings})
+            return SimpleNamespace(sha="abc")
 
-        def hf_hub_download(self, name, file, revision):
-            assert (name, file, revision) == ("org/pair", "README.md", "abc")
-            return tmp_path / file
+        def snapshot_download(self, name, revision, allow_patterns):
+            assert (name, revision, allow_patterns) == ("org/pair", "abc", ["README.md", FILE_NAME])
+            return self.folder
 
         def upload_file(self, **kwargs):
             calls.append(kwargs)
@@ -216,6 +217,6 @@ def test_pushed_at_the_commit_that_was_read(code, tmp_path, monkeypatch):
     }
     assert text.startswith("---\nlicense: mit\n") and "# Theirs" in text
     assert "hf_speculative.from_pretrained('org/pair')" in text
-    monkeypatch.setattr(Api, "files", ())
+    monkeypatch.setattr(Api, "folder", tmp_path / "nothing there")
     text = hs.card(code, push_to_hub="org/pair")
     assert "# Theirs" not in text and "hf_speculative.attach(" in text
