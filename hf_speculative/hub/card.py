@@ -54,10 +54,7 @@ def card(
     by_case = {use_case: measured(evaluation, draft) for use_case, evaluation in found.items()}
     figures = [totals for of_case in by_case.values() for totals in of_case]
     if not figures:
-        raise ValueError(
-            f"nothing was measured yet in these evaluations, or fewer than {FEWEST_TOKENS} tokens: run them first, or on more "
-            "prompts."
-        )
+        raise ValueError(f"nothing was measured, or fewer than {FEWEST_TOKENS} tokens: evaluate more prompts.")
     header = next(iter(found.values())).header
     base_model = target_name or (header["target"] if is_on_hub(header["target"]) else None)
     target_name = target_name or header["target"]

@@ -52,12 +52,10 @@ def choose_draft(evaluations: Mapping[str, Evaluation], draft_model: str | None)
     if draft_model is None and len(names) <= 1:
         return names[0] if names else None
     if draft_model is None:
-        raise ValueError(
-            f"several drafts were evaluated, {', '.join(names)}: choose one, `draft_model=` (`--draft-model`)."
-        )
+        raise ValueError(f"several drafts were evaluated, {', '.join(names)}: choose one by `draft_model`.")
     if draft_model not in names:
         raise ValueError(
-            f"`draft_model={draft_model!r}` is none of the drafts evaluated, {', '.join(names) or 'none'}: name one of them."
+            f"`draft_model={draft_model!r}` is none of the drafts evaluated, {', '.join(names) or 'none'}."
         )
     return draft_model
 
@@ -78,9 +76,7 @@ def _loaded(given: Evaluation | str | Path) -> Evaluation:
     if isinstance(given, (str, Path)):
         return Evaluation.load(given)
     if not isinstance(given, Evaluation):
-        raise TypeError(
-            f"`evaluations` holds an object of type {type(given).__name__}: pass an Evaluation, or the file of one."
-        )
+        raise TypeError(f"`evaluations` holds a value of type {type(given).__name__}: pass an Evaluation, or its file.")
     return given
 
 

@@ -51,14 +51,10 @@ class Options:
         if self.data is not None:
             check_data("--data", self.data)
         elif idle := self.reading.given + ["--answers"] * (self.answers is not None):
-            raise ValueError(
-                f"{', '.join(idle)} is about --data: name a file, a folder or a Hub data set with prompts."
-            )
+            raise ValueError(f"{', '.join(idle)} is about --data: name a file, a folder or a Hub data set.")
         check_models(TARGET=self.target)
         if self.resume and not self.output.exists():
-            raise ValueError(
-                f"--resume: there is no run in {self.output}: name its folder by --output, or begin one without --resume."
-            )
+            raise ValueError(f"--resume: there is no run in {self.output}: name its folder by --output.")
 
 
 @with_settings(Options)

@@ -76,8 +76,7 @@ def write_prompts(
         num_idle = 0 if new else num_idle + 1
         if num_idle == HOPELESS:
             raise ValueError(
-                f"the target writes no prompts that can be used, in {HOPELESS * BATCH} tries: give `data`, a file or data set "
-                "with some."
+                f"the target writes no prompts that can be used, in {HOPELESS * BATCH} tries: give `data`."
             )
         files.write(path, "".join(json.dumps({"prompt": text}, ensure_ascii=False) + "\n" for text in found))
         watch(len(found), num_prompts)
@@ -95,9 +94,7 @@ def _opening(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tup
     config = target.generation_config
     start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else config.bos_token_id
     if start is None:
-        raise ValueError(
-            "the target has neither a chat template nor a beginning token to write prompts from: give `data`."
-        )
+        raise ValueError("the target has neither a chat template nor a beginning token: give `data` with prompts.")
     return [start], False
 
 

@@ -76,8 +76,8 @@ def read_data(
     unique = {index: list(ids) for ids, index in first_of.items()}
     if len(unique) < 2:
         raise ValueError(
-            f"`dataset` has {len(unique)} prompt that can be used, of {len(rows)} rows: 2 or more are needed, one to learn "
-            f"from and one to measure on.{_first(found.bad_rows)}"
+            f"`dataset` has {len(unique)} prompt that can be used, of {len(rows)} rows: 2 or more are needed."
+            f"{_first(found.bad_rows)}"
         )
     num_held_out = max(1, min(held_out, int(HELD_OUT_SHARE * len(unique))))
     chosen = sorted(unique, key=lambda index: hashlib.sha256(json.dumps(unique[index]).encode()).digest())[

@@ -123,9 +123,7 @@ class Trained:
             losses = [(step, loss) for step, loss in values["losses"]]
             return cls(**values | {"folder": folder, "curve": points, "losses": losses})
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{folder} holds no run of training that could be read ({error}): name another."
-            ) from error
+            raise ValueError(f"{folder} holds no run that can be read ({error}): name another.") from error
 
 
 def _point(step: int, entry: dict[str, Any]) -> Point:

@@ -106,28 +106,23 @@ class Run:
 
     def begin(self, resume: bool) -> None:
         """Refuses what cannot work, before anything is computed."""
+        path, shown = self.folder / FILE, f"`output={str(self.folder)!r}`"
         files.check_folder("`output`", self.folder)
-        path = self.folder / FILE
         if path.exists() and not resume:
-            raise ValueError(
-                f"`output={str(self.folder)!r}` holds a run already: go on with `resume=True`, or name another folder."
-            )
+            raise ValueError(f"{shown} holds a run already: go on with `resume=True`, or name another folder.")
         if resume and not path.exists() and not (self.folder / ANSWERS).exists():
             raise ValueError(
-                f"`output={str(self.folder)!r}` holds no run to go on with: name its folder, or begin one without "
-                "`resume=True`."
+                f"{shown} holds no run to go on with: name its folder, or begin one without `resume=True`."
             )
         self.before = Trained.read(self.folder) if path.exists() else None
         if self.before is not None:
             self.before.check(self.settings.to_dict())
         self.processes = Processes.of(self.target)
         if self.processes.shares_model:
-            raise ValueError(
-                "the target is sharded over processes, each of which trains on texts of its own: load it whole."
-            )
+            raise ValueError("the target is sharded over processes, which train on texts of their own: load it whole.")
         texts_of_a_pass(self.settings, self.processes.count)
         students.check(self.settings, self.target, self.tokenizer)
-        files.make_folder(f"`output={str(self.folder)!r}`", self.folder)
+        files.make_folder(shown, self.folder)
 
     def read(self, dataset: Any, reading: dict[str, Any]) -> None:
         """The prompts; without a data set, those that the target writes itself."""

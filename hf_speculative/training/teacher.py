@@ -78,7 +78,7 @@ class Teacher:
             lesson = self(ids, torch.ones_like(ids), ids)
         except (TypeError, IndexError, KeyError, AttributeError) as error:
             raise ValueError(
-                f"{name} gives no hidden states of layers {self.layers} ({type(error).__name__}: {error}), which a head of "
-                "this kind reads: train a draft model instead, `head='draft:FOLDER'`."
+                f"{name} gives no hidden states of layers {self.layers} ({error}): train a draft model, "
+                "`head='draft:FOLDER'`."
             ) from error
         assert lesson.states is not None

@@ -107,7 +107,7 @@ def test_a_draft_that_is_only_named(target, draft, tmp_path, inputs):
     assert not (tmp_path / "big" / "draft").exists()
     assert json.loads((tmp_path / "big" / FILE_NAME).read_text())["draft_model"] == "./small"
     assert torch.equal(hs.from_pretrained(tmp_path / "big").generate(**inputs), target.generate(**inputs))
-    with pytest.raises(ValueError, match="folder of this machine"):
+    with pytest.raises(ValueError, match="is a folder elsewhere"):
         hs.save_pretrained(target, tmp_path / "other", draft_model=str(tmp_path / "big" / "small"))
     assert not (tmp_path / "other").exists()
 
@@ -122,9 +122,7 @@ def test_a_file_names_its_own_folder_or_the_hub(tmp_path, monkeypatch, source, k
         (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "repo", **{"draft_model": "./draft", key: source})
-    with pytest.raises(
-        ValueError, match=rf"`{key}={re.escape(repr(source))}` is neither a subfolder of the repository"
-    ):
+    with pytest.raises(ValueError, match=rf"`{key}={re.escape(repr(source))}` is neither a subfolder"):
         hs.from_pretrained("repo")
 
 

@@ -200,7 +200,7 @@ def test_answers_of_the_data_set_are_taken(tokenizer, tmp_path):
         ({"head": "layers:two"}, "give the number of layers"),
         ({"head": "draft:"}, "names no model"),
         ({"head": "dflash:2"}, "give one of eagle3"),
-        ({"lora_rank": 4}, "`lora_rank=4` is about a draft that is there"),
+        ({"lora_rank": 4}, "`lora_rank=4` needs a draft that is there"),
         ({"loss": "mse"}, "`loss='mse'`: choose one of lk_hybrid"),
         ({"loss": "reverse_kl", "use": SamplingParams(top_k=5)}, "infinite where `top_k`"),
         ({"minutes": 1.0}, "both say how long"),

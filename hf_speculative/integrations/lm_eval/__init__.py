@@ -131,9 +131,7 @@ class SpeculativeLM(HFLM):
         """Raises for a wrong option now, not after hours of likelihoods."""
         target = unwrap(self.model, "pretrained")
         if prepare(target, as_keywords(options), *attached_to(target)) is None:
-            raise ValueError(
-                "`hf-speculative` has no source of drafts: give `draft_model=`, auto if you have none; `hf` decodes plainly."
-            )
+            raise ValueError("`hf-speculative` has no source of drafts: give `draft_model=`, auto if you have none.")
 
 
 class _Speculating:
