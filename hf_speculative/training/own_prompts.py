@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..call.generation_settings import first_given
 from ..generation import generate
 from ..models import device_of
 from ..reports import files
@@ -91,8 +92,7 @@ def _opening(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tup
             return around_a_turn(tokenizer)[0], True
         except ValueError as error:
             raise ValueError(f"{error} Give `data` with prompts.") from error
-    config = target.generation_config
-    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else config.bos_token_id
+    start = first_given(tokenizer.bos_token_id, target.generation_config.bos_token_id)
     if start is None:
         raise ValueError("the target has neither a chat template nor a beginning token: give `data` with prompts.")
     return [start], False

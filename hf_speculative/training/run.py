@@ -220,14 +220,12 @@ class Run:
         num_done = 0 if checkpoint is None else step_of(checkpoint)
         result = self._result(self._num_steps(num_done))
         if self.before is not None and self.before.best_step is not None and num_done >= result.num_steps:
-            self.watch.say(
-                f"This run has made its {plural(num_done, 'step')}: give more `steps` to go on with it, or another folder."
-            )
+            self.watch.say(f"This run has made its {plural(num_done, 'step')}: give more `steps`, or another folder.")
             return self.before
         if self.settings.kind != "draft" and len(self.examples) < FEW_ANSWERS:
             self.watch.say(
-                f"{len(self.examples)} answers are too few for a draft that begins anew: expect an acceptance length "
-                "close to 1. Give more `minutes`, prompts or `answers_per_prompt`."
+                f"{len(self.examples)} answers are too few for a draft that begins anew: give more `minutes`, "
+                "prompts or `answers_per_prompt`."
             )
         every = max(1, (result.num_steps - num_done) // self.settings.num_evaluations)
         trainer = self._trainer(result.num_steps, every, is_new=checkpoint is None)
@@ -239,21 +237,15 @@ class Run:
         if trainer.is_world_process_zero():
             result.write()
         if resume:
-            self.watch.say(
-                "There is no checkpoint yet: this begins with the first step."
-                if checkpoint is None
-                else f"Going on after step {num_done}."
-            )
+            self.watch.say("There is no checkpoint yet." if checkpoint is None else f"Going on after step {num_done}.")
         with files.named(self.folder, "the checkpoints before are whole: make room, then resume"), as_os_error():
             if checkpoint is not None and num_done >= result.num_steps:  # killed after its last checkpoint
                 trainer.take_best(checkpoint)
             else:
                 trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         if pace.is_early:
-            self.watch.say(
-                f"The time was over after {plural(trainer.state.global_step, 'step')} of {result.num_steps:,}; `resume=True` "
-                "goes on."
-            )
+            made = plural(trainer.state.global_step, "step")
+            self.watch.say(f"The time was over after {made} of {result.num_steps:,}; `resume=True` goes on.")
         result.follow(trainer.state.log_history)
         best = trainer.state.best_model_checkpoint
         result.best_step = step_of(best) if best else trainer.state.global_step
