@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -250,22 +251,14 @@ def test_a_draft_elsewhere_gets_its_own_revision_and_no_trust(monkeypatch):
 
 
 def test_push(target, draft, tmp_path, monkeypatch):
-    calls = []
-
-    class Api:
-        def __init__(self, token):
-            calls.append(("token", token))
-
-        def create_repo(self, repo_id, private, exist_ok):
-            calls.append(("create_repo", repo_id, private, exist_ok))
-
-        def upload_folder(self, repo_id, folder_path, commit_message):
-            calls.append(("upload_folder", repo_id, sorted(p.name for p in folder_path.iterdir())))
-
-    monkeypatch.setattr(pairing_module, "HfApi", Api)
+    api = Mock()
+    monkeypatch.setattr(pairing_module, "HfApi", api)
     hs.save_pretrained(target, tmp_path, draft_model=draft, push_to_hub="org/pair", token="secret", private=True)
-    files = ["config.json", "draft", "generation_config.json", "model.safetensors", FILE_NAME]
-    assert calls == [("token", "secret"), ("create_repo", "org/pair", True, True), ("upload_folder", "org/pair", files)]
+    api.assert_called_once_with(token="secret")
+    api().create_repo.assert_called_once_with("org/pair", private=True, exist_ok=True)
+    uploaded = api().upload_folder.call_args.kwargs
+    assert uploaded["repo_id"] == "org/pair" and uploaded["folder_path"] == tmp_path
+    assert {"config.json", "draft", "model.safetensors", FILE_NAME} <= {path.name for path in tmp_path.iterdir()}
 
 
 # --- custom_generate/

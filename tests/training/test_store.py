@@ -78,12 +78,7 @@ def test_a_run_learns_the_same(tmp_path):
     settings, tokenizer = Settings(**SETTINGS, use=SamplingParams(temperature=0)), hs.embedded_pair()[2]
     for name, store in (("without", None), ("with", tmp_path / "store"), ("again", tmp_path / "store")):
         with tiny.CountForwards(target) as forwards:
-            losses = [
-                loss
-                for _, loss in train(
-                    target, prompts, tmp_path / name, settings, tokenizer=tokenizer, store=store
-                ).losses
-            ]
-        found.append((losses, len(forwards.lengths)))
+            result = train(target, prompts, tmp_path / name, settings, tokenizer=tokenizer, store=store)
+        found.append(([loss for _, loss in result.losses], len(forwards.lengths)))
     assert found[1][0] == found[2][0] == pytest.approx(found[0][0], abs=1e-5)
     assert found[1][1] > found[2][1]
