@@ -80,9 +80,8 @@ def read_data(
             f"{_first(found.bad_rows)}"
         )
     num_held_out = max(1, min(held_out, int(HELD_OUT_SHARE * len(unique))))
-    chosen = sorted(unique, key=lambda index: hashlib.sha256(json.dumps(unique[index]).encode()).digest())[
-        :num_held_out
-    ]
+    digests = {index: hashlib.sha256(json.dumps(ids).encode()).digest() for index, ids in unique.items()}
+    chosen = sorted(digests, key=digests.__getitem__)[:num_held_out]
     return Data(
         prompts={index: ids for index, ids in unique.items() if index not in chosen},
         held_out=[unique[index] for index in sorted(chosen)],
