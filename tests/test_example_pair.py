@@ -95,19 +95,18 @@ QUESTIONS = (
 )
 
 
-def asked(tokenizer, num_rows: int):
-    """The first questions as a batch of chats."""
-    chats = [[{"role": "user", "content": question}] for question in QUESTIONS[:num_rows]]
+def asked(tokenizer, num_questions):
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS[:num_questions]]
     tokenizer.padding_side = "left"
-    settings = {"add_generation_prompt": True, "return_dict": True, "return_tensors": "pt", "padding": True}
-    return tokenizer.apply_chat_template(chats, **settings)
+    how = {"add_generation_prompt": True, "return_dict": True, "return_tensors": "pt", "padding": True}
+    return tokenizer.apply_chat_template(chats, **how) | {"max_new_tokens": 48}
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_chats_are_those_of_plain_generate(pair, batch_size):
     target, draft, tokenizer = pair
-    call = {**asked(tokenizer, batch_size), "max_new_tokens": 48, "do_sample": False}
+    call = asked(tokenizer, batch_size) | {"do_sample": False}
     stats = agrees(target, call, draft_model=draft, num_draft_tokens=4)
     assert stats.num_draft_tokens and stats.mean_acceptance_length > 1.2
 
@@ -122,7 +121,7 @@ def test_bits_are_the_same_with_a_draft_and_without(pair, dtype, optimize):
     hs.attach(target, draft, reproducible="bitwise", optimize=optimize)
     inputs = asked(tokenizer, 3)
     for sampling in ({"do_sample": False}, {"do_sample": True, "temperature": 0.8, "top_p": 0.95}):
-        call = {**inputs, **sampling, "max_new_tokens": 48, "return_dict_in_generate": True, "output_scores": True}
+        call = {**inputs, **sampling, "return_dict_in_generate": True, "output_scores": True}
         found = []
         for more in ({}, {"num_draft_tokens": 3}, {"draft_model": None}):
             torch.manual_seed(0)

@@ -60,12 +60,7 @@ def test_generating_between_training_steps(name):
 
 
 #: who drafts beside a model; a head reads the target's states and embeddings, which training moves
-DRAFTS = {
-    "suffix": {"draft_model": "suffix"},
-    "first layer": {"assistant_early_exit": 1},
-    "EAGLE-3": {},
-    "DFlash": {},
-}
+DRAFTS = {"suffix": {"draft_model": "suffix"}, "first layer": {"assistant_early_exit": 1}, "EAGLE-3": {}, "DFlash": {}}
 
 
 @pytest.mark.parametrize("name", DRAFTS)

@@ -1,14 +1,16 @@
 """A model card for a target and its draft, from evaluations: metadata, acceptance lengths, speed, how to use it."""
 
+import math
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, HfApi
-from huggingface_hub.repocard_data import eval_results_to_model_index
+from huggingface_hub import HfApi
 
+from ..measuring import Evaluation, Setting, Totals
+from ..measuring.totals import FEWEST_TOKENS
 from ..reports import files
 from .card_text import shown, usage
-from .figures import Evaluations, Figure, by_use_case, choose_draft, figures_of, is_on_hub
+from .figures import Evaluations, by_use_case, choose_draft, is_on_hub, measured, speedup_of
 from .pairing_file import FILE_NAME
 from .readme import edit, escaped, render, with_tags
 
@@ -49,101 +51,70 @@ def card(
         raise ValueError("`path` and `push_to_hub` are two cards: give one.")
     found = by_use_case(evaluations)
     draft = choose_draft(found, draft_model)
-    figures = figures_of(found, draft)
-    header = figures[0].evaluation.header
+    by_case = {use_case: measured(evaluation, draft) for use_case, evaluation in found.items()}
+    figures = [totals for of_case in by_case.values() for totals in of_case]
+    if not figures:
+        raise ValueError(f"nothing was measured, or fewer than {FEWEST_TOKENS} tokens: evaluate more prompts.")
+    header = next(iter(found.values())).header
     base_model = target_name or (header["target"] if is_on_hub(header["target"]) else None)
     target_name = target_name or header["target"]
     draft_name = draft_name or (draft and (header["drafts"].get(draft) or draft))
-    repository = None if push_to_hub is None else _Repository(push_to_hub, token, revision)
+    api = HfApi(token=token)
     readme = None if path is None else Path(path)
     if readme is not None:
         readme = readme if readme.suffix == ".md" else readme / "README.md"
         files.check_output("`path`:", readme, makes_folders=True)
-    existing, repo = _read(readme) if repository is None else repository.read()
+    commit = None
+    if push_to_hub is not None:
+        commit = api.model_info(push_to_hub, revision=revision).sha
+        patterns = ["README.md", FILE_NAME]
+        readme = Path(api.snapshot_download(push_to_hub, revision=commit, allow_patterns=patterns), "README.md")
+    existing, repo = "", None
+    if readme is not None:
+        existing = readme.read_bytes().decode() if readme.exists() else ""
+        repo = (push_to_hub or str(readme.parent)) if (readme.parent / FILE_NAME).exists() else None
     title, of_card = _short(target_name), repo or push_to_hub or draft_name or target_name
     if draft_name is not None:
         short = _short(draft_name)
         title = f"{title} with the draft {short}" if repo is not None else f"{short}, a draft for {title}"
-    text = edit(
-        existing,
-        "card",
-        escaped(title),
-        render(
-            "card.md",
-            target=target_name,
-            draft=draft_name,
-            usage=usage(target_name, draft_name, repo, figures),
-            **shown(found, draft),
-        ),
-        lambda metadata: _metadata(metadata, figures, _short(of_card), base_model, draft_name),
-    )
-    if repository is not None:
-        repository.write(text, create_pr)
+    best = max(figures, key=speedup_of).setting
+    code = usage(target_name, draft_name, repo, bool(header.get("is_chat")), best)
+    body = render("card.md", target=target_name, draft=draft_name, usage=code, **shown(found, draft))
+
+    def metadata(existing: dict[str, Any]) -> dict[str, Any]:
+        """The keys to set; what a user set already, other than lists that grow, stays."""
+        tags = ["speculative-decoding", *(["draft-model"] if draft_name else [])]
+        results = [_result(case, found[case], of_case, draft_name) for case, of_case in by_case.items() if of_case]
+        index = _model_index(existing.get("model-index") or [], results, _short(of_card))
+        return with_tags(existing, tags, base_model) | {"model-index": index}
+
+    text = edit(existing, "card", escaped(title), body, metadata)
+    if push_to_hub is not None:
+        api.upload_file(
+            path_or_fileobj=text.encode(),
+            path_in_repo="README.md",
+            repo_id=push_to_hub,
+            revision=revision,
+            parent_commit=commit,  # who changed the card meanwhile is not overwritten
+            create_pr=create_pr,
+            commit_message="Speculative decoding: what was measured",
+        )
     elif readme is not None:
         readme.parent.mkdir(parents=True, exist_ok=True)
         files.write(readme, text)
     return text
 
 
-def _read(readme: Path | None) -> tuple[str, str | None]:
-    """The card that is there, and the name by which the pair is loaded, where a pairing lies beside it."""
-    if readme is None:
-        return "", None
-    text = readme.read_bytes().decode() if readme.exists() else ""
-    return text, str(readme.parent) if (readme.parent / FILE_NAME).exists() else None
-
-
-class _Repository:
-    """A card on the Hub, at one commit: who changes it meanwhile is not overwritten."""
-
-    def __init__(self, name: str, token: str | None, revision: str | None):
-        self.name, self.revision, self.api = name, revision, HfApi(token=token)
-        info = self.api.model_info(name, revision=revision)
-        self.commit, self.files = info.sha, [file.rfilename for file in info.siblings or []]
-
-    def read(self) -> tuple[str, str | None]:
-        text = ""
-        if "README.md" in self.files:
-            text = Path(self.api.hf_hub_download(self.name, "README.md", revision=self.commit)).read_bytes().decode()
-        return text, self.name if FILE_NAME in self.files else None
-
-    def write(self, text: str, create_pr: bool) -> None:
-        self.api.upload_file(
-            path_or_fileobj=text.encode(),
-            path_in_repo="README.md",
-            repo_id=self.name,
-            revision=self.revision,
-            parent_commit=self.commit,
-            create_pr=create_pr,
-            commit_message="Speculative decoding: what was measured",
-        )
-
-
 def _short(name: str) -> str:
     return Path(name).name or Path(name).resolve().name
 
 
-def _metadata(
-    existing: dict[str, Any], figures: list[Figure], model_name: str, base_model: str | None, draft_name: str | None
-) -> dict[str, Any]:
-    """The keys to set; what a user set already, other than lists that grow, stays."""
-    tags = ["speculative-decoding", *(["draft-model"] if draft_name else [])]
-    index = _model_index(existing.get("model-index") or [], figures, model_name, draft_name)
-    return with_tags(existing, tags, base_model) | {"model-index": index}
-
-
-def _model_index(existing: list[Any], figures: list[Figure], model_name: str, draft_name: str | None) -> list[Any]:
+def _model_index(existing: list[Any], ours: list[Any], model_name: str) -> list[Any]:
     """The results with ours; those of others stay as they are, also where huggingface_hub would merge them with ours."""
-    ours: list[Any] = []
-    for use_case in dict.fromkeys(figure.use_case for figure in figures):
-        # One at a time: of several on one data set, huggingface_hub would keep the first one's name and arguments.
-        of_case = [figure for figure in figures if figure.use_case == use_case]
-        results = [result for figure in of_case for result in _results(figure, draft_name)]
-        ours += eval_results_to_model_index(model_name, results)[0]["results"]
     if not existing:
         return [{"name": model_name, "results": ours}]
     kept = [model | {"results": [r for r in model.get("results") or [] if not _is_ours(r)]} for model in existing]
-    kept[0]["results"] = [*kept[0]["results"], *ours]
+    kept[0]["results"] += ours
     return kept
 
 
@@ -152,26 +123,40 @@ def _is_ours(result: dict[str, Any]) -> bool:
     return bool(metrics) and all("hf_speculative" in (metric.get("args") or {}) for metric in metrics)
 
 
-def _results(figure: Figure, draft_name: str | None) -> list[EvalResult]:
-    dataset = figure.evaluation.header["dataset"]
-    metrics = {
-        "mean_acceptance_length": ("Mean acceptance length, bonus token included", figure.mean_acceptance_length),
-        "draft_acceptance_rate": ("Share of draft tokens accepted", figure.draft_acceptance_rate),
-        "speedup": ("Speedup over plain decoding", figure.speedup.median),
+def _result(use_case: str, evaluation: Evaluation, figures: list[Totals], draft_name: str | None) -> dict[str, Any]:
+    """A result of a model-index; `huggingface_hub.EvalResult` would merge those of several use cases on one data set."""
+    source, metrics = evaluation.header["dataset"], []
+    for totals in figures:
+        counts = totals.statistics
+        assert counts is not None  # none of these is plain decoding
+        conditions = _conditions(use_case, evaluation, totals.setting, draft_name)
+        for kind, name, value in (
+            ("mean_acceptance_length", "Mean acceptance length, bonus token included", counts.mean_acceptance_length),
+            ("draft_acceptance_rate", "Share of draft tokens accepted", counts.draft_acceptance_rate),
+            ("speedup", "Speedup over plain decoding", speedup_of(totals)),
+        ):
+            if math.isfinite(value):  # nothing may have been drafted
+                metrics.append({"type": kind, "value": round(value, 4), "name": name, "args": conditions})
+    dataset = {"name": use_case, "type": source["name"] if is_on_hub(source["name"]) else use_case}
+    dataset |= {name: source[name] for name in ("config", "split") if source[name] is not None}
+    return {"task": {"type": "text-generation", "name": "Text Generation"}, "dataset": dataset, "metrics": metrics}
+
+
+def _conditions(use_case: str, evaluation: Evaluation, setting: Setting, draft_name: str | None) -> dict[str, Any]:
+    """What a figure depends on."""
+    header, environment, how = evaluation.header, evaluation.environment, setting.shown_options
+    if setting.draft is not None:
+        is_own = draft_name and Path(draft_name).is_absolute()  # a folder of this machine, which nobody else has
+        how["draft_model"] = Path(draft_name or "").name if is_own else draft_name
+    if setting.max_draft_tokens is None:
+        how.setdefault("num_draft_tokens", "chosen each round")
+    return {
+        "use_case": use_case,
+        **how,
+        "temperature": setting.temperature,
+        "batch_size": header["batch_size"],
+        "max_new_tokens": header["generate"]["max_new_tokens"],
+        "dtype": header["dtype"],
+        "hardware": environment["device"],
+        "hf_speculative": environment["hf_speculative"],
     }
-    return [
-        EvalResult(
-            task_type="text-generation",
-            task_name="Text Generation",
-            dataset_type=dataset["name"] if is_on_hub(dataset["name"]) else figure.use_case,
-            dataset_name=figure.use_case,
-            dataset_config=dataset["config"],
-            dataset_split=dataset["split"],
-            metric_type=kind,
-            metric_name=name,
-            metric_value=round(value, 4),
-            metric_args=figure.conditions(draft_name),  # dataset_args would be kept once for each data set
-        )
-        for kind, (name, value) in metrics.items()
-        if value is not None
-    ]

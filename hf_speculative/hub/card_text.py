@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..call.option_table import IN_CALL
-from ..measuring import Evaluation
+from ..measuring import Evaluation, Setting
 from ..measuring.render import tables, wording
-from .figures import Figure, data_set_name
+from .figures import data_set_name
 
 #: what examples continue, and what they ask a model with a chat template
 PROMPT, QUESTION = "def main():", "What is a hash table?"
@@ -25,20 +25,14 @@ hf_speculative.attach(pipe.model, draft_model={draft!r})
 print(pipe({said}, max_new_tokens=64)[0]{found})"""
 
 
-def usage(target: str, draft: str | None, repo: str | None, figures: list[Figure]) -> str:
-    """Lines to paste: from a repository that names its draft, from both models, or of one model."""
-    is_chat = bool(figures[0].evaluation.header.get("is_chat"))
+def usage(target: str, draft: str | None, repo: str | None, is_chat: bool, best: Setting) -> str:
+    """Lines to paste: from a repository that names its draft, from both models, or of one model under its best setting."""
     if repo is None and draft is not None:
         return pipeline_lines(target, draft, is_chat)
     name, loader, call, options = repo, "hf_speculative.from_pretrained", "model.generate(", ""
     if name is None:
-        best = max(figures, key=lambda figure: figure.speedup.median).setting
-        name, loader, call = (
-            target,
-            "transformers.AutoModelForCausalLM.from_pretrained",
-            "hf_speculative.generate(model, ",
-        )
-        options = _keywords(best.shown_options)
+        name, loader = target, "transformers.AutoModelForCausalLM.from_pretrained"
+        call, options = "hf_speculative.generate(model, ", _keywords(best.shown_options)
     inputs, asked = f"tokenizer({PROMPT!r}, return_tensors='pt').to(model.device)", ""
     if is_chat:
         said = f"[{{'role': 'user', 'content': {QUESTION!r}}}]"

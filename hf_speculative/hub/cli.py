@@ -66,10 +66,8 @@ def card(settings: CardOptions) -> None:
     else:
         Console(highlight=False, soft_wrap=True).print(f"wrote the card of {push_to_hub or output}", markup=False)
     header = next(iter(found.values())).header
-    draft = choose_draft(found, settings.draft_model)
-    own = {"target": settings.target_name, "draft": settings.draft_name}
-    named = {"target": own["target"] or header["target"], "draft": own["draft"] or header["drafts"].get(draft)}
-    for role, name in named.items():
+    draft = header["drafts"].get(choose_draft(found, settings.draft_model))
+    for role, name in (("target", settings.target_name or header["target"]), ("draft", settings.draft_name or draft)):
         if name is not None and Path(name).is_dir():
             note = f"The card names the {role} by a folder of this machine, {name}: --{role}-name gives its name on the Hub."
             Console(stderr=True, highlight=False, soft_wrap=True).print(note, markup=False)
@@ -140,15 +138,12 @@ def export_generate(settings: GenerateOptions) -> None:
 
 def _by_use_case(results: list[str]) -> Any:
     """Files, by use case where all are named."""
-    pairs = [text.partition("=") for text in results]
-    named = [bool(sign) and not Path(text).exists() for text, (_, sign, _) in zip(results, pairs, strict=True)]
-    if not any(named):
+    unnamed = [text for text in results if "=" not in text or Path(text).exists()]
+    if len(unnamed) == len(results):
         return results
-    if not all(named):
-        raise ValueError(
-            f"{results[named.index(False)]}: name the use case of every file, as in chat=file.jsonl, or of none."
-        )
-    found = {name: path for name, _, path in pairs}
-    if len(found) < len(pairs):
+    if unnamed:
+        raise ValueError(f"{unnamed[0]}: name the use case of every file, as in chat=file.jsonl, or of none.")
+    found = dict(text.split("=", 1) for text in results)
+    if len(found) < len(results):
         raise ValueError(f"two files for one use case: {', '.join(results)}.")
     return found

@@ -1,6 +1,7 @@
 """`custom_generate/`: a repository that carries the code of speculative decoding, which transformers runs by itself."""
 
 from pathlib import Path
+from typing import Any
 
 from ..reports import files
 from .pairing_file import Pairing
@@ -35,21 +36,11 @@ def export_generate(folder: str | Path, *, repo_id: str | None = None) -> Path:
     pairing = (Pairing.load(str(folder)) if folder.is_dir() else None) or Pairing()
     draft_model = pairing.draft_model
     num_draft_tokens = None if draft_model is None else pairing.settings.get("num_draft_tokens")
-    has_weights = (folder / "config.json").exists()
-    repo = repo_id or str(folder)
-    text = edit(
-        readme.read_bytes().decode() if readme.exists() else "",
-        "custom_generate",
-        "Speculative decoding through `custom_generate`",
-        render(
-            "custom_generate/README.md",
-            draft_model=draft_model,
-            num_draft_tokens=num_draft_tokens,
-            has_weights=has_weights,
-            repo=repo,
-        ),
-        lambda existing: with_tags(existing, TAGS),
-    )
+    shown: dict[str, Any] = {"draft_model": draft_model, "num_draft_tokens": num_draft_tokens}
+    shown |= {"has_weights": (folder / "config.json").exists(), "repo": repo_id or str(folder)}
+    body, title = render("custom_generate/README.md", **shown), "Speculative decoding through `custom_generate`"
+    existing = readme.read_bytes().decode() if readme.exists() else ""
+    text = edit(existing, "custom_generate", title, body, lambda metadata: with_tags(metadata, TAGS))
     code.mkdir(parents=True, exist_ok=True)
     for name in COPIED:
         files.write(code / name, (FILES / name).read_bytes())

@@ -1,14 +1,11 @@
-"""Figures of evaluations by use case and setting, for model cards."""
+"""What a model card takes from evaluations: by use case, and of one draft."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..measuring import Evaluation, Setting, Totals
-from ..measuring.speedup import Speedup
-from ..measuring.totals import FEWEST_TOKENS
+from ..measuring import Evaluation, Totals
 from .pairing_file import is_hub_name
 
 #: endings of files that hold prompts
@@ -18,59 +15,6 @@ FILES = re.compile(r"\.(jsonl|json|csv|tsv|txt|parquet|arrow)(\.gz)?$")
 Evaluations: TypeAlias = (
     "Evaluation | str | Path | Sequence[Evaluation | str | Path] | Mapping[str, Evaluation | str | Path]"
 )
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One setting of one evaluation, all its prompts together.
-
-    Attributes:
-        use_case: the kind of prompts.
-    """
-
-    use_case: str
-    evaluation: Evaluation
-    totals: Totals
-
-    @property
-    def setting(self) -> Setting:
-        return self.totals.setting
-
-    @property
-    def speedup(self) -> Speedup:
-        assert self.totals.speedup is not None  # `figures_of` takes what was measured
-        return self.totals.speedup
-
-    @property
-    def mean_acceptance_length(self) -> float | None:
-        """Bonus token included; None if nothing was drafted."""
-        counts = self.totals.statistics
-        return counts.mean_acceptance_length if counts is not None and counts.num_spec_steps else None
-
-    @property
-    def draft_acceptance_rate(self) -> float | None:
-        counts = self.totals.statistics
-        return counts.draft_acceptance_rate if counts is not None and counts.num_draft_tokens else None
-
-    def conditions(self, draft_name: str | None) -> dict[str, Any]:
-        """What the figure depends on, ready for a model-index."""
-        setting, header, environment = self.setting, self.evaluation.header, self.evaluation.environment
-        how = setting.shown_options
-        if setting.draft is not None:
-            is_own = draft_name and Path(draft_name).is_absolute()  # a folder of this machine, which nobody else has
-            how["draft_model"] = Path(draft_name or "").name if is_own else draft_name
-        if setting.max_draft_tokens is None:
-            how.setdefault("num_draft_tokens", "chosen each round")
-        return {
-            "use_case": self.use_case,
-            **how,
-            "temperature": setting.temperature,
-            "batch_size": header["batch_size"],
-            "max_new_tokens": header["generate"].get("max_new_tokens"),
-            "dtype": header["dtype"],
-            "hardware": environment["device"],
-            "hf_speculative": environment["hf_speculative"],
-        }
 
 
 def by_use_case(given: Evaluations) -> dict[str, Evaluation]:
@@ -108,44 +52,31 @@ def choose_draft(evaluations: Mapping[str, Evaluation], draft_model: str | None)
     if draft_model is None and len(names) <= 1:
         return names[0] if names else None
     if draft_model is None:
-        raise ValueError(
-            f"several drafts were evaluated, {', '.join(names)}: choose one, `draft_model=` (`--draft-model`)."
-        )
+        raise ValueError(f"several drafts were evaluated, {', '.join(names)}: choose one by `draft_model`.")
     if draft_model not in names:
         raise ValueError(
-            f"`draft_model={draft_model!r}` is none of the drafts evaluated, {', '.join(names) or 'none'}: name one of them."
+            f"`draft_model={draft_model!r}` is none of the drafts evaluated, {', '.join(names) or 'none'}."
         )
     return draft_model
 
 
-def figures_of(evaluations: Mapping[str, Evaluation], draft: str | None) -> list[Figure]:
-    """What was measured with the draft, and without any draft model, in order of use case and setting.
+def measured(evaluation: Evaluation, draft: str | None) -> list[Totals]:
+    """What was measured with the draft, and without any draft model, in order of settings."""
+    ours = [setting for setting in evaluation.settings if setting.is_ours and setting.draft in (None, draft)]
+    return [totals for totals in map(evaluation.totals, ours) if totals.speedup is not None]
 
-    Raises:
-        ValueError: nothing was measured yet.
-    """
-    figures = [
-        Figure(use_case, evaluation, totals)
-        for use_case, evaluation in evaluations.items()
-        for setting in evaluation.settings
-        if setting.is_ours and setting.draft in (None, draft)
-        if (totals := evaluation.totals(setting)).speedup is not None
-    ]
-    if not figures:
-        raise ValueError(
-            f"nothing was measured yet in these evaluations, or fewer than {FEWEST_TOKENS} tokens: run them first, or on more "
-            "prompts."
-        )
-    return figures
+
+def speedup_of(totals: Totals) -> float:
+    """Of what was measured."""
+    assert totals.speedup is not None
+    return totals.speedup.median
 
 
 def _loaded(given: Evaluation | str | Path) -> Evaluation:
     if isinstance(given, (str, Path)):
         return Evaluation.load(given)
     if not isinstance(given, Evaluation):
-        raise TypeError(
-            f"`evaluations` holds an object of type {type(given).__name__}: pass an Evaluation, or the file of one."
-        )
+        raise TypeError(f"`evaluations` holds a value of type {type(given).__name__}: pass an Evaluation, or its file.")
     return given
 
 

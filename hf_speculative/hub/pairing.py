@@ -64,13 +64,11 @@ def from_pretrained(
     here = loading | _only(kwargs, OF_REPOSITORY)
     pairing = Pairing.load(repo, **here) or Pairing()
     if pairing.draft_model is None and not _names_a_source(repo, here):
-        cached_file(
-            repo, CONFIG_NAME, **_only(here, (*LOADING, "revision"))
-        )  # raises where there is no such repository
+        # Raises where there is no such repository.
+        cached_file(repo, CONFIG_NAME, **_only(here, (*LOADING, "revision")))
         raise ValueError(
-            f"{repo} names no draft: no `draft_model` in a {FILE_NAME}, no source of drafts in its generation_config. "
-            "Write one by `hf_speculative.save_pretrained(model, folder)`, or load the target by transformers and give it a "
-            "draft: `hf_speculative.attach(model, draft_model=...)`."
+            f"{repo} names no draft, in {FILE_NAME} or generation_config.json: write one by "
+            "`hf_speculative.save_pretrained`, or give one to `hf_speculative.attach`."
         )
     # A `custom_generate/` beside the weights would take the place of `generate`, where the draft is attached.
     target = load_model(repo, **kwargs)
@@ -150,9 +148,7 @@ def save_pretrained(
     held = [name for name, value in values.items() if value is not None and name not in written]
     if held:
         names = ", ".join(f"`{name}`" for name in held)
-        raise ValueError(
-            f"{names}: {FILE_NAME} cannot hold that. Leave it out here, and give it in the call after loading."
-        )
+        raise ValueError(f"{names}: {FILE_NAME} cannot hold that: give it in the call after loading.")
     if draft_model is None and not is_configured(model.generation_config):
         raise ValueError("nothing to name as a draft: give `draft_model=`, or attach one first.")
     tokenizer, draft_tokenizer = tokenizer or config.tokenizer, draft_tokenizer or config.draft_tokenizer
@@ -162,9 +158,7 @@ def save_pretrained(
     if isinstance(draft, str) and Path(draft).is_dir():
         draft = _written(Path(draft).resolve(), folder.resolve())
     elif not isinstance(draft, (PreTrainedModel, str, type(None))):
-        raise ValueError(
-            f"`draft_model` is of type {type(draft).__name__}: {FILE_NAME} cannot hold that. Give a model or a name here."
-        )
+        raise ValueError(f"`draft_model` is of type {type(draft).__name__}: give a model, a name or a method.")
 
     from ..version import __version__
 
@@ -195,10 +189,7 @@ def save_pretrained(
 def _written(draft: Path, folder: Path) -> str:
     """How the file names a draft that lies in a folder."""
     if not draft.is_relative_to(folder):
-        raise ValueError(
-            f"`draft_model={str(draft)!r}` is a folder of this machine, which no pairing names: give the loaded model, which "
-            "is saved along, or a Hub name."
-        )
+        raise ValueError(f"`draft_model={str(draft)!r}` is a folder elsewhere: give the loaded model, or a Hub name.")
     return f"./{draft.relative_to(folder).as_posix()}"
 
 

@@ -75,8 +75,7 @@ class Pairing:
             source = self.model if name == "draft_model" else getattr(self, name)
             if source is not None and not (is_inside(source) or is_hub_name(source)):
                 raise ValueError(
-                    f"`{name}={source!r}` is neither a subfolder of the repository, as ./draft, nor a repository on the Hub, "
-                    "as org/name: write one of them."
+                    f"`{name}={source!r}` is neither a subfolder, as ./draft, nor a repository on the Hub, as org/name."
                 )
         if self.draft_revision is not None and (self.model is None or is_inside(self.model)):
             raise ValueError(

@@ -111,22 +111,16 @@ def _parsed(block: str) -> dict[str, Any]:
     try:
         values = yaml.safe_load(block) or {}
     except yaml.YAMLError as error:
-        raise ValueError(
-            f"the metadata block of the card is not YAML: {error}. Mend it, then run this again."
-        ) from error
+        raise ValueError(f"the metadata block of the card is not YAML: mend it ({error}).") from error
     if not isinstance(values, dict):
-        raise ValueError(
-            f"the metadata block of the card is of type {type(values).__name__}, not keys and values: mend it."
-        )
+        raise ValueError(f"the metadata block of the card is of type {type(values).__name__}: mend it.")
     return values
 
 
 def _with_section(text: str, section: str, body: str) -> str:
     begin, end = f"<!-- hf_speculative {section}: begin -->", f"<!-- hf_speculative {section}: end -->"
     if begin in body or end in body:
-        raise ValueError(
-            f"a name in the results holds `{begin}` or `{end}`, which mark what this writes: change it there."
-        )
+        raise ValueError(f"a name in the results holds `{begin}` or `{end}`, which mark what this writes: change it.")
     ours = f"{begin}\n{body}\n{end}"
     if (text.count(begin), text.count(end)) == (0, 0):
         return f"{text.rstrip()}\n\n{ours}\n" if text.strip() else f"{ours}\n"

@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .call import train
     from .losses import LOSSES
-    from .push import Push
     from .results import Trained
+    from .run import train
     from .sampling_params import SamplingParams
     from .settings import Settings
 else:
     __getattr__, __dir__ = lazy_names(__name__, __file__)
 
-__all__ = ["LOSSES", "Push", "SamplingParams", "Settings", "Trained", "train"]
+__all__ = ["LOSSES", "SamplingParams", "Settings", "Trained", "train"]

@@ -2,24 +2,16 @@
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from ..call.prompts import settings_of_rows
+from ..batches import generate_batches
 from ..call.statistics import Statistics
-from ..measuring.decoder import Decoder
-from ..measuring.drafts import NamedDraft
-from ..measuring.inputs import Prompts
-from ..measuring.journal import Recorder
-from ..measuring.plan import journal_of
 from ..measuring.processes import Processes
-from ..measuring.results import Evaluation
-from ..measuring.runner import Runner
-from ..measuring.settings import Setting
+from ..models.model_state import keeping
 from .sampling_params import SamplingParams
 
 #: ways to decode that are measured
@@ -47,66 +39,43 @@ class Meter:
     seed: int = 0
     most_seconds: float = math.inf
     processes: Processes = field(default_factory=Processes)
-    ends: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def ways(self) -> dict[str, float]:
-        """The temperature of each way to decode that is measured."""
-        return {GREEDY: 0.0} if self.use.temperature == 0 else {GREEDY: 0.0, SAMPLED: self.use.temperature}
-
-    @property
-    def main(self) -> str:
-        """The way that decides which checkpoint is best: that of use."""
-        return list(self.ways)[-1]
-
-    def setting(self, way: str) -> Setting:
-        """What an evaluation calls a way to decode."""
-        return Setting(draft_model="draft", num_draft_tokens=self.num_draft_tokens, temperature=self.ways[way])
+    ends: dict[str, Any] = field(default_factory=dict)
 
     @torch.no_grad()
-    def measure(self, target: PreTrainedModel, draft: Any) -> Evaluation:
-        """Each way to decode, without plain decoding. Draws that training makes later stay the same.
+    def measure(self, target: PreTrainedModel, draft: Any, use: SamplingParams) -> Statistics:
+        """What was counted over all prompts in one way to decode. Draws that training makes later stay the same.
 
         Args:
             draft: a model, or a source of drafts, as `draft_model=` takes it.
-
-        Raises:
-            RuntimeError: a batch could not be decoded.
         """
-        sampling = {"top_k": self.use.top_k, "top_p": self.use.top_p} if self.use.temperature else {}
-        kwargs = settings_of_rows(target, None, {"max_new_tokens": self.max_new_tokens, **sampling, **self.ends})
-        decoder = Decoder(target, None, {"draft": NamedDraft("draft", "", draft)}, kwargs, self.seed)
-        settings = [self.setting(way) for way in self.ways]
-        journal = journal_of(decoder, settings, self.batch_size, num_rows=len(self.prompts), processes=self.processes)
-        batches = Prompts(dict(enumerate(self.prompts))).batches(self.batch_size)
-        for setting in settings:
-            runner, started = Runner(decoder, [setting], Recorder(journal, None)), time.monotonic()
-            for batch in range(self.processes.rank, len(batches), self.processes.count):
-                runner.run(batch, *batches[batch])
+        drafting = {"draft_model": draft, "num_draft_tokens": self.num_draft_tokens}
+        drafting |= {"num_assistant_tokens_schedule": "constant", "max_new_tokens": self.max_new_tokens}
+        devices = range(torch.cuda.device_count()) if target.device.type == "cuda" else []
+        counted, started, size = Statistics(), time.monotonic(), self.batch_size
+        with keeping(target, {}), torch.random.fork_rng(devices):
+            for first in range(self.processes.rank * size, len(self.prompts), self.processes.count * size):
+                torch.manual_seed(self.seed + first // size)
+                batch = self.prompts[first : first + size]
+                options = drafting | use.generate_kwargs | self.ends
+                for row in generate_batches(target, batch, batch_size=size, **options):
+                    counted += row.statistics
                 if time.monotonic() - started > self.most_seconds:
                     break
-        for other in self.processes.gather([journal]):
-            journal.calls |= other.calls
-            journal.bad_rows |= other.bad_rows
-        for row in journal.bad_rows.values():
-            raise RuntimeError(f"acceptance could not be measured: {row.message}.")
-        return Evaluation(journal)
+        total = Statistics()
+        for of_process in self.processes.gather([counted]):
+            total += of_process
+        return total
 
-    def counts(self, evaluation: Evaluation, way: str) -> Statistics:
-        """What was counted in one way to decode."""
-        counts = evaluation.totals(self.setting(way)).statistics
-        assert counts is not None  # no way is plain decoding
-        return counts
-
-    def __call__(self, target: PreTrainedModel, draft: Any, prefix: str = "eval") -> dict[str, float]:
-        """The same as metrics of a Trainer: for each way the acceptance length and the rate at each position."""
-        found = self.measure(target, draft)
-        metrics = {f"{prefix}_acceptance_length": self.counts(found, self.main).mean_acceptance_length}
-        for way in self.ways:
-            counts = self.counts(found, way)
-            metrics[f"{prefix}_{way}_acceptance_length"] = counts.mean_acceptance_length
-            metrics[f"{prefix}_{way}_num_tokens"] = counts.num_new_tokens
+    def __call__(self, target: PreTrainedModel, draft: Any) -> dict[str, float]:
+        """Metrics of a Trainer: for each way the acceptance length and the rate at each position."""
+        ways = {GREEDY: replace(self.use, temperature=0.0)} | ({SAMPLED: self.use} if self.use.temperature else {})
+        metrics: dict[str, float] = {}
+        for way, use in ways.items():
+            counts = self.measure(target, draft, use)
+            metrics["eval_acceptance_length"] = counts.mean_acceptance_length  # that of use comes last
+            metrics[f"eval_{way}_acceptance_length"] = counts.mean_acceptance_length
+            metrics[f"eval_{way}_num_tokens"] = counts.num_new_tokens
             rates = [*counts.per_position_acceptance_rate, *[0.0] * self.num_draft_tokens]
             for position, rate in enumerate(rates[: self.num_draft_tokens], start=1):
-                metrics[f"{prefix}_{way}_position_{position}"] = rate
+                metrics[f"eval_{way}_position_{position}"] = rate
         return metrics

@@ -26,8 +26,7 @@ def texts_of_a_pass(settings: Settings, num_processes: int) -> int:
     if settings.batch_size % num_passes:
         of_processes = f" of {num_processes} processes" if num_processes > 1 else ""
         raise ValueError(
-            f"`batch_size={settings.batch_size}` texts cannot be split evenly into {num_passes} passes{of_processes}: give a "
-            "multiple."
+            f"`batch_size={settings.batch_size}` cannot be split into {num_passes} equal passes{of_processes}: give a multiple."
         )
     return settings.batch_size // num_passes
 

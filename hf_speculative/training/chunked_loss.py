@@ -46,10 +46,8 @@ class _Pieces(torch.autograd.Function):
             total += value.detach()
             if gradient is not None:
                 (gradient[rows, columns],) = torch.autograd.grad(value, leaf)
-        ctx.gradient, ctx.dtype = (
-            gradient,
-            logits.dtype,
-        )  # not for `save_for_backward`: `backward` may then write into it
+        # Not by `save_for_backward`: `backward` may then write into it.
+        ctx.gradient, ctx.dtype = gradient, logits.dtype
         return total
 
     @staticmethod

@@ -35,10 +35,6 @@ class Options:
         "Go on with the run in the output folder, from its last checkpoint; one that is done, with more --steps or for more "
         "--minutes.",
     )
-    push_to_hub: str | None = setting(
-        None, "Upload the draft and its card to this repository, at the end. Not the answers, nor checkpoints."
-    )
-    private: bool = setting(False, "Make that repository a private one, if it is new.")
     reading: Reading = field(default_factory=Reading)
     answers: str | None = setting(
         None, "A column with answers that the target wrote. Default: the target answers the prompts now.", panel=DATA
@@ -55,16 +51,10 @@ class Options:
         if self.data is not None:
             check_data("--data", self.data)
         elif idle := self.reading.given + ["--answers"] * (self.answers is not None):
-            raise ValueError(
-                f"{', '.join(idle)} is about --data: name a file, a folder or a Hub data set with prompts."
-            )
+            raise ValueError(f"{', '.join(idle)} is about --data: name a file, a folder or a Hub data set.")
         check_models(TARGET=self.target)
         if self.resume and not self.output.exists():
-            raise ValueError(
-                f"--resume: there is no run in {self.output}: name its folder by --output, or begin one without --resume."
-            )
-        if self.private and self.push_to_hub is None:
-            raise ValueError("--private has no effect without --push-to-hub.")
+            raise ValueError(f"--resume: there is no run in {self.output}: name its folder by --output.")
 
 
 @with_settings(Options)
@@ -92,7 +82,7 @@ def train_command(settings: Options) -> None:
     with ends_at_once():
         from ..measuring.processes import is_first_process
         from ..measuring.render.screen import print_table
-        from . import Push, train, wording
+        from . import train, wording
         from .deadline import Watch
 
     err = Console(stderr=True, highlight=False)
@@ -102,7 +92,6 @@ def train_command(settings: Options) -> None:
             model, _, tokenizer = load_embedded(options.machine)
         else:
             model, tokenizer = load_target("TARGET", options.target, options.machine)
-    repository = options.push_to_hub
     is_first = is_first_process()
     say = (lambda sentence: err.print(Text(sentence))) if is_first else (lambda sentence: None)
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())
@@ -127,7 +116,6 @@ def train_command(settings: Options) -> None:
                 resume=options.resume,
                 watch=Watch(count, say, part),
                 reading={"answers": options.answers, **options.reading.keywords},
-                push=None if repository is None else Push(repository, private=options.private or None),
                 store=options.store,
                 bf16=options.bf16,
                 report_to=[] if options.report_to == "none" else [options.report_to],
@@ -142,5 +130,5 @@ def train_command(settings: Options) -> None:
         print_table(console, wording.acceptance(found))
         console.print(Text(wording.summary(found)))
         console.print(Text(f"The card, with the learning curve, is in {found.folder}. Go on with it:"))
-        for line in wording.next_lines(found):
+        for line in wording.next_lines(found, options.reading):
             console.print(Text(f"  {line}"), soft_wrap=True)

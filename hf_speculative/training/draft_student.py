@@ -88,8 +88,8 @@ def truncated(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     ]
     if missing:
         raise ValueError(
-            f"{type(target).__name__} cannot be cut off after {num_layers} layers, its weights lack {missing[0]}: give a draft "
-            "of your own, `head='draft:FOLDER'`."
+            f"{type(target).__name__} cannot be cut off after {num_layers} layers for lack of {missing[0]}: give "
+            "`head='draft:FOLDER'`."
         )
     draft.generation_config = copy.deepcopy(target.generation_config)
     return draft.eval()
@@ -103,7 +103,5 @@ def check_layers(target: PreTrainedModel, num_layers: int) -> int:
     """
     total = getattr(target.config.get_text_config(decoder=True), "num_hidden_layers", None)
     if not isinstance(total, int) or not 1 <= num_layers < total:
-        raise ValueError(
-            f"`head='layers:{num_layers}'`: the target has {total} layers, give 1 or more and fewer than that."
-        )
+        raise ValueError(f"`head='layers:{num_layers}'`: the target has {total} layers, give fewer, and 1 or more.")
     return total

@@ -17,8 +17,6 @@ from .head_student import HeadStudent, layer_fields, most_frequent, num_layers, 
 from .student import Prediction
 from .teacher import TeacherOutputs
 
-#: those of EAGLE-3.1 (arXiv 2605.09992)
-NORMS = ("fc_norm", "norm_output")
 #: with fewer layers, the usual ones would not be three
 LEAST_LAYERS = 6
 
@@ -94,14 +92,12 @@ def new_head(
     target: PreTrainedModel,
     counts: Tensor,
     draft_vocab_size: int,
-    norms: tuple[str, ...] = NORMS,
     num_draft_tokens: int = 5,
 ) -> Eagle3Model:
     """A head for `target`, in float32: its layer random, its output layer the target's.
 
     Args:
         counts: `(vocab,)`, how often each token occurs; the most frequent `draft_vocab_size` can be proposed.
-        norms: which of the layout's flags are on.
 
     Raises:
         ValueError: the target is not made of what a head needs.
@@ -116,7 +112,8 @@ def new_head(
         speculators_config=speculators_config(
             "eagle3", target.config.name_or_path or None, num_draft_tokens, target.config.architectures
         ),
-        **dict.fromkeys(norms, True),
+        fc_norm=True,  # both norms are those of EAGLE-3.1 (arXiv 2605.09992)
+        norm_output=True,
     )
     head = Eagle3Model(config).float()
     ids = most_frequent(counts, size)

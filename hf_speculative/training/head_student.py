@@ -41,11 +41,6 @@ class HeadStudent(Student):
     target: PreTrainedModel
     layout = "speculators"
 
-    @classmethod
-    def trains(cls, head: PreTrainedModel) -> bool:
-        """Whether it can go on with `head`."""
-        raise NotImplementedError
-
     def draft(self) -> PreTrainedModel:
         is_same = self.head.dtype == self.target.dtype
         return self.head if is_same else copy.deepcopy(self.head).to(self.target.dtype)

@@ -5,8 +5,7 @@ Each takes log-probabilities `p` and `q`, both `(..., vocab)`, and gives `(...)`
 3.1): the *acceptance* in these formulas.
 """
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -63,9 +62,5 @@ def _expected(p: Tensor, values: Tensor) -> Tensor:
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-LOSSES: Mapping[str, Loss] = MappingProxyType(
-    {
-        one.__name__: one
-        for one in (lk_hybrid, forward_kl, reverse_kl, total_variation, negative_log_acceptance, cross_entropy)
-    }
-)
+_ALL = (lk_hybrid, forward_kl, reverse_kl, total_variation, negative_log_acceptance, cross_entropy)
+LOSSES: dict[str, Loss] = {loss.__name__: loss for loss in _ALL}

@@ -7,17 +7,18 @@ arXiv 2406.08464). Another model continues its beginning token, and the first wo
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..call.generation_settings import first_given
 from ..generation import generate
 from ..models import device_of
 from ..reports import files
 from ..tokenizers.chat import around_a_turn, speaks_chat
 from .answers import how_drafted
 from .sampling_params import SamplingParams
+from .settings import Settings
 
 #: how a user's turn is sampled, how many at once, and the most tokens of one
 USE = SamplingParams(temperature=1.0, top_p=0.95)
@@ -40,12 +41,11 @@ def write_prompts(
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     path: Path,
-    num_prompts: int,
-    seed: int = 0,
+    settings: Settings,
     watch: Callable[[int, int], None] = lambda done, total: None,
     is_over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Bring a file of prompts to `num_prompts` different lines, `{"prompt": text or messages}`.
+    """Bring a file of prompts to `settings.num_prompts` different lines, `{"prompt": text}`.
 
     What the file has already is kept, so that a stopped call goes on where it was; one seed writes the same prompts.
 
@@ -57,13 +57,11 @@ def write_prompts(
         ValueError: the target writes nothing that can be used, or its chat template takes no user.
     """
     opening, is_chat = _opening(target, tokenizer)
-    found = _read(path)
-    num_idle = 0
-    device = device_of(target)
-    ids = torch.tensor([opening] * BATCH, device=device)
+    found, num_prompts, num_idle = _read(path), settings.num_prompts, 0
+    ids = torch.tensor([opening] * BATCH, device=device_of(target))
     watch(len(found), num_prompts)
     while len(found) < num_prompts:
-        torch.manual_seed(seed * 1_000_003 + len(found) + 10_007 * num_idle)
+        torch.manual_seed(settings.seed * 1_000_003 + len(found) + 10_007 * num_idle)
         output = generate(
             target,
             ids,
@@ -79,10 +77,9 @@ def write_prompts(
         num_idle = 0 if new else num_idle + 1
         if num_idle == HOPELESS:
             raise ValueError(
-                f"the target writes no prompts that can be used, in {HOPELESS * BATCH} tries: give `data`, a file or data set "
-                "with some."
+                f"the target writes no prompts that can be used, in {HOPELESS * BATCH} tries: give `data`."
             )
-        _write(path, found, is_chat)
+        files.write(path, "".join(json.dumps({"prompt": text}, ensure_ascii=False) + "\n" for text in found))
         watch(len(found), num_prompts)
         if len(found) > 1 and is_over():
             return
@@ -95,12 +92,9 @@ def _opening(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tup
             return around_a_turn(tokenizer)[0], True
         except ValueError as error:
             raise ValueError(f"{error} Give `data` with prompts.") from error
-    config = target.generation_config
-    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else config.bos_token_id
+    start = first_given(tokenizer.bos_token_id, target.generation_config.bos_token_id)
     if start is None:
-        raise ValueError(
-            "the target has neither a chat template nor a beginning token to write prompts from: give `data`."
-        )
+        raise ValueError("the target has neither a chat template nor a beginning token: give `data` with prompts.")
     return [start], False
 
 
@@ -119,11 +113,5 @@ def _text(row: list[int], tokenizer: PreTrainedTokenizerBase, is_chat: bool) -> 
 def _read(path: Path) -> dict[str, None]:
     if not path.exists():
         return {}
-    prompts = [json.loads(line)["prompt"] for line in path.read_text(encoding="utf-8").splitlines()]
-    return dict.fromkeys(prompt if isinstance(prompt, str) else prompt[0]["content"] for prompt in prompts)
-
-
-def _write(path: Path, texts: dict[str, Any], is_chat: bool) -> None:
-    prompts = [[{"role": "user", "content": text}] if is_chat else text for text in texts]
-    lines = [json.dumps({"prompt": prompt}, ensure_ascii=False) + "\n" for prompt in prompts]
-    files.write(path, "".join(lines))
+    with path.open(encoding="utf-8") as lines:
+        return dict.fromkeys(json.loads(line)["prompt"] for line in lines)

@@ -76,13 +76,12 @@ def read_data(
     unique = {index: list(ids) for ids, index in first_of.items()}
     if len(unique) < 2:
         raise ValueError(
-            f"`dataset` has {len(unique)} prompt that can be used, of {len(rows)} rows: 2 or more are needed, one to learn "
-            f"from and one to measure on.{_first(found.bad_rows)}"
+            f"`dataset` has {len(unique)} prompt that can be used, of {len(rows)} rows: 2 or more are needed."
+            f"{_first(found.bad_rows)}"
         )
     num_held_out = max(1, min(held_out, int(HELD_OUT_SHARE * len(unique))))
-    chosen = sorted(unique, key=lambda index: hashlib.sha256(json.dumps(unique[index]).encode()).digest())[
-        :num_held_out
-    ]
+    digests = {index: hashlib.sha256(json.dumps(ids).encode()).digest() for index, ids in unique.items()}
+    chosen = sorted(digests, key=digests.__getitem__)[:num_held_out]
     return Data(
         prompts={index: ids for index, ids in unique.items() if index not in chosen},
         held_out=[unique[index] for index in sorted(chosen)],

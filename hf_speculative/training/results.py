@@ -50,7 +50,6 @@ class Trained:
         curve: of the held-out prompts, by step.
         losses: `(step, loss)`.
         best_step: the step whose weights were kept.
-        repository: on the Hub, to which it was uploaded.
     """
 
     folder: Path
@@ -65,7 +64,6 @@ class Trained:
     curve: list[Point] = field(default_factory=list)
     losses: list[tuple[int, float]] = field(default_factory=list)
     best_step: int | None = None
-    repository: str | None = None
 
     @property
     def main(self) -> str:
@@ -125,9 +123,7 @@ class Trained:
             losses = [(step, loss) for step, loss in values["losses"]]
             return cls(**values | {"folder": folder, "curve": points, "losses": losses})
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{folder} holds no run of training that could be read ({error}): name another."
-            ) from error
+            raise ValueError(f"{folder} holds no run that can be read ({error}): name another.") from error
 
 
 def _point(step: int, entry: dict[str, Any]) -> Point:

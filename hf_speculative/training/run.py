@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainingArguments
 
 from ..call import checks
 from ..call.attached import own_generate
@@ -15,7 +15,6 @@ from ..drafting.tables import TablesSource
 from ..generation import attach, detach
 from ..measuring.fingerprint import fingerprint
 from ..measuring.processes import Processes
-from ..measuring.rows import DEFAULT_FIELD
 from ..models import num_parameters
 from ..reports import files
 from ..reports.environment import environment
@@ -25,19 +24,17 @@ from ..tokenizers.chat import chat_keywords, speaks_chat
 from ..tokenizers.loading import tokenizer_of
 from . import card, students
 from .acceptance import Meter
-from .answers import Asked, Journal, answer, examples_of
+from .answers import answer, header_of, read_answers
 from .arguments import as_os_error, defaults, last_checkpoint, step_of, texts_of_a_pass
 from .deadline import ANSWERS as ANSWERING
 from .deadline import PROMPTS as PROMPTING
 from .deadline import Deadline, Pace, Watch
-from .estimate import step_seconds
-from .examples import Collator, unique
+from .examples import Collator, Example, unique
 from .own_prompts import FILE as PROMPTS
 from .own_prompts import write_prompts
 from .prompts import Data, read_data
-from .push import Push
 from .results import FILE, Trained, name_of
-from .settings import Settings
+from .settings import TABLES, Settings
 from .store import StoredTeacher
 from .student import Student
 from .teacher import Teacher
@@ -47,8 +44,44 @@ from .warm_tables import learn_tables
 ANSWERS, CHECKPOINTS = "answers.jsonl", "checkpoints"
 #: the number of answers below which heads of published runs showed no gain on held-out prompts
 FEW_ANSWERS = 100
-#: keywords of reading prompts that other commands share
-SHOWN = ("split", "config", "raw")
+
+
+def train(
+    target: PreTrainedModel,
+    dataset: Any,
+    output: str | Path,
+    settings: Settings,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+    reading: dict[str, Any] | None = None,
+    store: str | Path | None = None,
+    **arguments,
+) -> Trained:
+    """Train a draft for `target` on its own answers to the prompts of a data set.
+
+    The folder `output` then is what `draft_model=` takes. Beside the draft it holds its card, the answers, the
+    checkpoints and `training.json`. The target stays as it is.
+
+    Args:
+        dataset: prompts, as in `hf_speculative.evaluate`; `None`: the target writes its own, `settings.num_prompts` of them.
+        resume: go on with a run in `output` that was stopped, from its last checkpoint; answers are continued in any case.
+        reading: how prompts are read, keywords of `training.prompts.read_data`.
+        store: a folder for what the target makes of each text, which then is computed once and not in every epoch.
+        **arguments: of transformers' `TrainingArguments`, which come before what is chosen here.
+
+    Raises:
+        ValueError, TypeError: before the first forward.
+    """
+    run = Run(target, output, settings, tokenizer, watch or Watch(), store)
+    run.begin(resume)
+    run.read(dataset, reading or {})
+    run.answer()
+    if settings.kind == TABLES:
+        return run.tables()
+    run.prepare(arguments)
+    return run.train(resume)
 
 
 @dataclass
@@ -60,7 +93,6 @@ class Run:
     settings: Settings
     tokenizer: Any
     watch: Watch
-    push: Push | None = None
     store: str | Path | None = None
     most_draft_tokens: int | None = None
 
@@ -74,66 +106,43 @@ class Run:
 
     def begin(self, resume: bool) -> None:
         """Refuses what cannot work, before anything is computed."""
+        path, shown = self.folder / FILE, f"`output={str(self.folder)!r}`"
         files.check_folder("`output`", self.folder)
-        path = self.folder / FILE
         if path.exists() and not resume:
-            raise ValueError(
-                f"`output={str(self.folder)!r}` holds a run already: go on with `resume=True`, or name another folder."
-            )
+            raise ValueError(f"{shown} holds a run already: go on with `resume=True`, or name another folder.")
         if resume and not path.exists() and not (self.folder / ANSWERS).exists():
             raise ValueError(
-                f"`output={str(self.folder)!r}` holds no run to go on with: name its folder, or begin one without "
-                "`resume=True`."
+                f"{shown} holds no run to go on with: name its folder, or begin one without `resume=True`."
             )
         self.before = Trained.read(self.folder) if path.exists() else None
         if self.before is not None:
             self.before.check(self.settings.to_dict())
         self.processes = Processes.of(self.target)
         if self.processes.shares_model:
-            raise ValueError(
-                "the target is sharded over processes, each of which trains on texts of its own: load it whole."
-            )
+            raise ValueError("the target is sharded over processes, which train on texts of their own: load it whole.")
         texts_of_a_pass(self.settings, self.processes.count)
         students.check(self.settings, self.target, self.tokenizer)
-        if self.push is not None:
-            self.push.check()
-        files.make_folder(f"`output={str(self.folder)!r}`", self.folder)
+        files.make_folder(shown, self.folder)
 
     def read(self, dataset: Any, reading: dict[str, Any]) -> None:
         """The prompts; without a data set, those that the target writes itself."""
+        settings = self.settings
         if dataset is None:
             self.watch.part("prompts of the target")
             is_over = functools.partial(self.deadline.has_passed, PROMPTING)
-            settings, path = self.settings, self.folder / PROMPTS
+            dataset, reading = self.folder / PROMPTS, {}
             # More prompts would be others than those that were answered.
             if self.processes.rank == 0 and not (self.folder / ANSWERS).exists():
                 with self._decodes_fast():
-                    write_prompts(
-                        self.target,
-                        self.tokenizer,
-                        path,
-                        settings.num_prompts,
-                        settings.seed,
-                        self.watch.count,
-                        is_over,
-                    )
+                    write_prompts(self.target, self.tokenizer, dataset, settings, self.watch.count, is_over)
             self.processes.gather([])  # the others read what the first has written
-            dataset, reading = path, {}
         self.watch.part("reading the prompts")
         self.source = str(dataset) if isinstance(dataset, (str, Path)) else type(dataset).__name__
-        self.reading = {name: reading[name] for name in SHOWN if reading.get(name)}
-        self.is_chat = speaks_chat(self.tokenizer) and not reading.get("raw")
-        self.ends = chat_keywords(self.target, self.tokenizer, bool(reading.get("raw")))
-        if isinstance(prompt := reading.get("prompt", DEFAULT_FIELD), str) and prompt != DEFAULT_FIELD:
-            self.reading["template" if "{{" in prompt or "{%" in prompt else "field"] = prompt
-        self.data: Data = read_data(
-            dataset,
-            self.target,
-            self.tokenizer,
-            held_out=self.settings.held_out,
-            max_new_tokens=self.settings.max_new_tokens,
-            **reading,
-        )
+        is_raw = bool(reading.get("raw"))
+        self.is_chat = speaks_chat(self.tokenizer) and not is_raw
+        self.ends = chat_keywords(self.target, self.tokenizer, is_raw)
+        reading = reading | {"held_out": settings.held_out, "max_new_tokens": settings.max_new_tokens}
+        self.data: Data = read_data(dataset, self.target, self.tokenizer, **reading)
         for row in self.data.bad_rows[:3]:
             self.watch.say(f"Row {row.index} is left out: {row.message}.")
         if (more := len(self.data.bad_rows) - 3) > 0:
@@ -146,37 +155,26 @@ class Run:
             self.examples = unique(self.data.examples(), settings.max_length)
             self.processes.gather([])  # none begins before all have looked into the folder
             return
-        name = f"{name_of(self.target)} {fingerprint(self.target)}"
-        asked = Asked(
-            name,
-            self.data.digest,
-            settings.use,
-            settings.max_new_tokens,
-            settings.answers_per_prompt,
-            settings.seed,
-            settings.batch_size,
-        )
         self.watch.part("answers of the target")
-        rank, count, had_all = self.processes.rank, self.processes.count, self.before is not None
-        names = [ANSWERS, *(f"{ANSWERS}.rank{one}" for one in range(1, count))]
-        journal, prompts = Journal(self.folder / names[rank], asked), self.data.prompts
+        header = header_of(f"{name_of(self.target)} {fingerprint(self.target)}", self.data.digest, settings)
+        rank, count, prompts = self.processes.rank, self.processes.count, self.data.prompts
+        paths = [self.folder / ANSWERS, *(self.folder / f"{ANSWERS}.rank{one}" for one in range(1, count))]
         with self._decodes_fast():
             answer(
                 self.target,
                 prompts,
-                asked,
-                journal,
-                self.watch.count,
-                (rank, count),
-                lambda: had_all or self.deadline.has_passed(ANSWERING),
-                self.ends,
+                settings,
+                paths[rank],
+                header,
+                watch=self.watch.count,
+                share=(rank, count),
+                is_over=lambda: self.before is not None or self.deadline.has_passed(ANSWERING),
+                keywords=self.ends,
             )
         self.processes.gather([])  # all have written theirs
-        journals = (
-            Journal(self.folder / name, asked, writes=False) if name != names[rank] else journal for name in names
-        )
-        found = list(examples_of(journals, prompts))
-        self.examples = unique(found, settings.max_length)
+        found = {key: ids for path in paths for key, ids in read_answers(path, header).items()}
+        examples = [Example(tuple(prompts[index]), ids) for (index, _), ids in sorted(found.items())]
+        self.examples = unique(examples, settings.max_length)
 
     @contextmanager
     def _decodes_fast(self) -> Iterator[None]:
@@ -197,13 +195,14 @@ class Run:
         self.num_parameters, self.kind = num_parameters(self.student.draft()), self.student.kind
         self.most_draft_tokens = self.student.max_draft_tokens
         self.collator = Collator(self.tokenizer.pad_token_id or 0)
-        self.teacher = Teacher(self.target, self.student.hidden_layers)
-        if self.store is not None:
-            self.teacher = StoredTeacher(self.teacher, Path(self.store))
+        if self.store is None:
+            self.teacher = Teacher(self.target, self.student.hidden_layers)
+        else:
+            self.teacher = StoredTeacher(self.target, self.student.hidden_layers, Path(self.store))
             self._record()
         trainer = self._trainer(1, 1)
         self.watch.part("timing a step")
-        self.step_seconds = self.processes.gather([step_seconds(trainer, self.deadline.seconds)])[0]
+        self.step_seconds = self.processes.gather([trainer.step_seconds(self.deadline.seconds)])[0]
 
     def _record(self) -> None:
         """Each process its share of the texts."""
@@ -221,14 +220,12 @@ class Run:
         num_done = 0 if checkpoint is None else step_of(checkpoint)
         result = self._result(self._num_steps(num_done))
         if self.before is not None and self.before.best_step is not None and num_done >= result.num_steps:
-            self.watch.say(
-                f"This run has made its {plural(num_done, 'step')}: give more `steps` to go on with it, or another folder."
-            )
+            self.watch.say(f"This run has made its {plural(num_done, 'step')}: give more `steps`, or another folder.")
             return self.before
         if self.settings.kind != "draft" and len(self.examples) < FEW_ANSWERS:
             self.watch.say(
-                f"{len(self.examples)} answers are too few for a draft that begins anew: expect an acceptance length "
-                "close to 1. Give more `minutes`, prompts or `answers_per_prompt`."
+                f"{len(self.examples)} answers are too few for a draft that begins anew: give more `minutes`, "
+                "prompts or `answers_per_prompt`."
             )
         every = max(1, (result.num_steps - num_done) // self.settings.num_evaluations)
         trainer = self._trainer(result.num_steps, every, is_new=checkpoint is None)
@@ -240,28 +237,23 @@ class Run:
         if trainer.is_world_process_zero():
             result.write()
         if resume:
-            self.watch.say(
-                "There is no checkpoint yet: this begins with the first step."
-                if checkpoint is None
-                else f"Going on after step {num_done}."
-            )
+            self.watch.say("There is no checkpoint yet." if checkpoint is None else f"Going on after step {num_done}.")
         with files.named(self.folder, "the checkpoints before are whole: make room, then resume"), as_os_error():
             if checkpoint is not None and num_done >= result.num_steps:  # killed after its last checkpoint
                 trainer.take_best(checkpoint)
             else:
                 trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         if pace.is_early:
-            self.watch.say(
-                f"The time was over after {plural(trainer.state.global_step, 'step')} of {result.num_steps:,}; `resume=True` "
-                "goes on."
-            )
+            made = plural(trainer.state.global_step, "step")
+            self.watch.say(f"The time was over after {made} of {result.num_steps:,}; `resume=True` goes on.")
         result.follow(trainer.state.log_history)
         best = trainer.state.best_model_checkpoint
         result.best_step = step_of(best) if best else trainer.state.global_step
         result.seconds = pace.seconds
         if trainer.is_world_process_zero():
             self.student.save(self.folder, self.tokenizer)
-            self._publish(result)
+            result.write()
+            card.write(result)
         return result
 
     def tables(self) -> Trained:
@@ -278,15 +270,9 @@ class Run:
         result.best_step = 1
         if self.processes.rank == 0:
             tables.save(self.folder)
-            self._publish(result)
+            result.write()
+            card.write(result)
         return result
-
-    def _publish(self, result: Trained) -> None:
-        """The result and the card beside the draft, and all of it on the Hub if that was asked for."""
-        result.write()
-        card.write(result)
-        if self.push is not None:
-            self.push(self.folder)
 
     def _trainer(self, num_steps: int, every: int, is_new: bool = True) -> DraftTrainer:
         settings, collator = self.settings, self.collator
@@ -336,7 +322,6 @@ class Run:
             settings=self.settings.to_dict(),
             data={
                 "source": self.source,
-                "reading": self.reading,
                 "num_prompts": len(self.data.prompts),
                 "num_held_out": len(self.data.held_out),
                 "num_answers": len(self.examples),
@@ -349,5 +334,4 @@ class Run:
             environment=environment(self.target),
             num_parameters=self.num_parameters,
             num_steps=num_steps,
-            repository=None if self.push is None else self.push.repository,
         )

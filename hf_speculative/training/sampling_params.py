@@ -7,7 +7,6 @@ from ..command.settings import check_ranges, setting
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import LogitsProcessor
 
 
 @dataclass(frozen=True)
@@ -45,24 +44,15 @@ class SamplingParams:
 
     def of_target(self, logits: "Tensor") -> "Tensor":
         """Log-probabilities of the target's `logits (n, vocab)`, float32; -inf for what is cut off."""
-        scores = logits.float()
-        for warper in self._warpers():
-            scores = warper(None, scores)  # type: ignore[arg-type]  # none of these reads the text
+        from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+        scores = logits.float() / self.softness  # in the order in which transformers' `generate` has these
+        if self.top_k > 0:
+            scores = TopKLogitsWarper(self.top_k)(None, scores)  # type: ignore[arg-type]  # it does not read the text
+        if self.top_p < 1:
+            scores = TopPLogitsWarper(self.top_p)(None, scores)  # type: ignore[arg-type]
         return scores.log_softmax(-1)
 
     def of_draft(self, logits: "Tensor") -> "Tensor":
         """The same of the draft's, cut off nowhere: a token without probability has no gradient that would bring it back."""
         return (logits.float() / self.softness).log_softmax(-1)
-
-    def _warpers(self) -> "list[LogitsProcessor]":
-        from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-
-        # In the order in which transformers' `generate` has them.
-        warpers: list[LogitsProcessor] = []
-        if self.softness != 1:
-            warpers.append(TemperatureLogitsWarper(self.softness))
-        if self.top_k > 0:
-            warpers.append(TopKLogitsWarper(self.top_k))
-        if self.top_p < 1:
-            warpers.append(TopPLogitsWarper(self.top_p))
-        return warpers

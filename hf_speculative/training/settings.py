@@ -99,22 +99,16 @@ class Settings:
         if self.kind == "draft" and not self.value:
             raise ValueError("`head='draft:'` names no model: give a folder or a Hub name, 'draft:FOLDER'.")
         if self.lora_rank is not None and self.kind != "draft":
-            raise ValueError(
-                f"`lora_rank={self.lora_rank}` is about a draft that is there: give `head='draft:FOLDER'`."
-            )
+            raise ValueError(f"`lora_rank={self.lora_rank}` needs a draft that is there: give `head='draft:FOLDER'`.")
         if self.loss in NEEDS_ALL_TOKENS and self.use.cuts:
-            raise ValueError(
-                f"`loss={self.loss!r}` is infinite where `top_k` or `top_p` cut the target's distribution off: leave those "
-                "out, or choose another loss."
-            )
+            raise ValueError(f"`loss={self.loss!r}` is infinite where `top_k` or `top_p` cut off: choose another loss.")
         if self.steps is not None and self.minutes is not None:
             raise ValueError("`steps` and `minutes` both say how long to train: give one of them.")
         if self.steps is None and self.minutes is None:
             object.__setattr__(self, "minutes", MINUTES)
         if self.answers_per_prompt > 1 and self.use.temperature == 0:
             raise ValueError(
-                f"`answers_per_prompt={self.answers_per_prompt}` greedy answers are one and the same: give a `temperature`, or "
-                "leave it out."
+                f"`answers_per_prompt={self.answers_per_prompt}` greedy answers are one and the same: give a `temperature`."
             )
 
     @property

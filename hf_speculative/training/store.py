@@ -1,7 +1,7 @@
 """Store the target's outputs for each text once, and read them in every epoch; it takes room on the disk.
 
-Kept are the states that a head reads, and what the target's output layer reads. That layer makes the logits from it again, at
-a small part of their size. Where a target does something with its logits after that layer, they are kept themselves.
+Kept are the states that a head reads, and the last one, of which the output layer makes the logits again, at a small part of
+their size. Where a target does something with its logits after that layer, they are kept themselves.
 """
 
 import hashlib
@@ -13,30 +13,32 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
 
 from ..measuring.fingerprint import fingerprint
 from ..reports import files
+from .head_student import num_layers
 from .teacher import Teacher, TeacherOutputs
 
 KEPT = "what was recorded before is kept, and the same call goes on once there is room"
 
 
 class StoredTeacher(Teacher):
-    """Record the outputs of `teacher` for each text once, and read them in later epochs.
+    """A teacher that records the target's outputs for each text once, and reads them in later epochs.
 
     Args:
         folder: of any number of targets and heads, each of which has a folder of its own in there, with a file for each text.
     """
 
-    def __init__(self, teacher: Teacher, folder: Path):
-        super().__init__(teacher.target)
-        self.teacher, self.output = teacher, teacher.target.get_output_embeddings()
-        first = torch.ones(1, 2, dtype=torch.long, device=self.target.device)
+    def __init__(self, target: PreTrainedModel, layers: tuple[int, ...], folder: Path):
+        super().__init__(target)
+        self.teacher, self.output = Teacher(target, (*layers, num_layers(target))), target.get_output_embeddings()
+        first = torch.ones(1, 2, dtype=torch.long, device=target.device)
         found = self._computed(first, first, first)
         with torch.no_grad():
-            makes_logits = "read" in found and torch.equal(self.output(found["read"]), found["logits"])
-        self.names = found.keys() - {"logits" if makes_logits else "read"}
-        self.folder = folder / _digest(fingerprint(self.target), str(self.target.dtype), *teacher.layers)
+            makes_logits = self.output is not None and torch.equal(self.output(found["last"]), found["logits"])
+        self.names = ("states", "last" if makes_logits else "logits")
+        self.folder = folder / _digest(fingerprint(target), str(target.dtype), *layers)
         files.make_folder(f"`store={str(folder)!r}`", self.folder)
 
     @torch.no_grad()
@@ -49,20 +51,15 @@ class StoredTeacher(Teacher):
                 self._write(path, {name: found[name][row, : len(ids)].cpu().clone() for name in self.names})
         rows = [load_file(path, str(input_ids.device)) for path in paths]
         read = {name: pad_sequence([row[name] for row in rows], batch_first=True) for name in self.names}
-        logits = read["logits"] if "logits" in read else self.output(read["read"])
-        return TeacherOutputs(input_ids, attention_mask, self.counted(labels), logits, read.get("states"))
+        logits = read["logits"] if "logits" in read else self.output(read["last"])
+        return TeacherOutputs(input_ids, attention_mask, self.counted(labels), logits, read["states"])
 
     def _computed(self, *batch: Tensor) -> dict[str, Tensor]:
-        """What the target makes of a batch, each `(rows, width, size)`; `read` is what its output layer reads."""
-        read: list[Tensor] = []
-        hook = self.output and self.output.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
-        try:
-            lesson = self.teacher(*batch)
-        finally:
-            if hook is not None:
-                hook.remove()
-        states = {} if lesson.states is None else {"states": lesson.states}
-        return states | {"logits": lesson.logits} | ({"read": read[0]} if len(read) == 1 else {})
+        """What the target makes of a batch, each `(rows, width, size)`; `last` is what its output layer reads."""
+        lesson = self.teacher(*batch)
+        assert lesson.states is not None
+        size = lesson.states.shape[-1] // len(self.teacher.layers)
+        return {"states": lesson.states[..., :-size], "last": lesson.states[..., -size:], "logits": lesson.logits}
 
     def _write(self, path: Path, tensors: dict[str, Tensor]) -> None:
         beside = path.with_suffix(f".{os.getpid()}")  # another process may record the same text

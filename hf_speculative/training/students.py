@@ -29,9 +29,7 @@ def check(settings: Settings, target: PreTrainedModel, tokenizer: PreTrainedToke
         ValueError: it cannot, and why.
     """
     if target.config.is_encoder_decoder:
-        raise ValueError(
-            f"{type(target).__name__} is an encoder-decoder model: drafts are trained for decoder-only targets."
-        )
+        raise ValueError(f"{type(target).__name__} is an encoder-decoder model: drafts are for decoder-only targets.")
     if settings.kind == TABLES:
         return
     if settings.kind == "layers":
@@ -42,8 +40,7 @@ def check(settings: Settings, target: PreTrainedModel, tokenizer: PreTrainedToke
         Teacher(target, student.hidden_layers)
     elif auto_class_for(settings.value) and tokenizer_of_draft(settings.value, tokenizer) is not None:
         raise ValueError(
-            f"`head={settings.head!r}`: its tokenizer is not the target's, so that its distributions are over other tokens. "
-            "Give a model with the target's tokenizer, or `head='layers:N'`."
+            f"`head={settings.head!r}`: its tokenizer is not the target's: give a model with that, or `head='layers:N'`."
         )
 
 
@@ -74,8 +71,7 @@ def _head_student(settings: Settings, target: PreTrainedModel, counts: Tensor) -
     source.check_ids(target)
     if settings.lora_rank is not None:
         raise ValueError(
-            f"`lora_rank={settings.lora_rank}` is about draft models, and {settings.value} holds a head, which is trained "
-            "whole: leave it out."
+            f"`lora_rank={settings.lora_rank}` is about draft models, and {settings.value} holds a head: leave it out."
         )
     if Eagle3Student.trains(head):
         return Eagle3Student(head, target, settings.ttt_steps, settings.ttt_decay)

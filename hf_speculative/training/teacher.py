@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..hf_compat import output_capturing
+from ..models.states import asked_for, joined
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,7 @@ class Teacher:
     """
 
     def __init__(self, target: PreTrainedModel, layers: tuple[int, ...] = ()):
-        self.target, self.layers = target, list(layers)
-        # Older transformers give the states of all layers, newer ones those asked for.
-        can_select = hasattr(output_capturing, "selected_hidden_states")
-        self.selection: list[int] | bool = bool(layers) and (self.layers if can_select else True)
+        self.target, self.layers = target, layers
         if layers:
             self._check()
 
@@ -53,15 +50,14 @@ class Teacher:
         Args:
             labels: `(batch, length)`, the tokens of answers, -100 elsewhere.
         """
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
         was_training = self.target.training
         self.target.eval()
         try:
-            outputs = self.target(
-                input_ids=input_ids, attention_mask=attention_mask, use_cache=False, output_hidden_states=self.selection
-            )
+            outputs = self.target(**inputs, output_hidden_states=bool(self.layers) and asked_for(self.layers))
         finally:
             self.target.train(was_training)
-        states = torch.cat([outputs.hidden_states[layer] for layer in self.layers], -1) if self.layers else None
+        states = joined(outputs, self.layers, input_ids.device) if self.layers else None
         return TeacherOutputs(input_ids, attention_mask, self.counted(labels), outputs.logits, states)
 
     @staticmethod
@@ -72,13 +68,11 @@ class Teacher:
         return counted
 
     def _check(self) -> None:
-        name, device = type(self.target).__name__, self.target.device
-        ids = torch.ones(1, 2, dtype=torch.long, device=device)
+        name, ids = type(self.target).__name__, torch.ones(1, 2, dtype=torch.long, device=self.target.device)
         try:
-            lesson = self(ids, torch.ones_like(ids), ids)
+            self(ids, ids, ids)
         except (TypeError, IndexError, KeyError, AttributeError) as error:
             raise ValueError(
-                f"{name} gives no hidden states of layers {self.layers} ({type(error).__name__}: {error}), which a head of "
-                "this kind reads: train a draft model instead, `head='draft:FOLDER'`."
+                f"{name} gives no hidden states of layers {self.layers} ({error}): train a draft model, "
+                "`head='draft:FOLDER'`."
             ) from error
-        assert lesson.states is not None

@@ -1,5 +1,6 @@
 """A `transformers.Trainer` whose loss is between the target and the draft, and whose evaluation is the real loop."""
 
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,16 @@ from torch import Tensor
 from transformers import Trainer, TrainerState
 
 from ..hf_compat.training import LengthGroupedSampler
+from ..reports.timing import timed
 from .acceptance import Meter
 from .chunked_loss import summed
-from .losses import LOSSES, Loss
+from .losses import LOSSES
 from .sampling_params import SamplingParams
 from .student import Prediction, Student
 from .teacher import Teacher, TeacherOutputs
+
+#: steps that are timed, after one that is not, and their share of a run's time
+TIMED_STEPS, TIMING = 3, 0.05
 
 
 class NotFinite(ValueError):
@@ -42,9 +47,9 @@ class DraftTrainer(Trainer):
     Args:
         student: what is trained, on the device of the `TrainingArguments`.
         teacher: moved there too.
-        loss: a name in `LOSSES`, or a function like those.
+        loss: a name in `LOSSES`.
         use: how the target will be sampled from.
-        meter: measures acceptance in `evaluate`; `None` for none.
+        meter: measures acceptance in `evaluate`.
         **kwargs: as for `Trainer`.
 
     Raises:
@@ -55,14 +60,13 @@ class DraftTrainer(Trainer):
         self,
         student: Student,
         teacher: Teacher,
-        loss: str | Loss,
+        loss: str,
         use: SamplingParams,
-        meter: Meter | None = None,
+        meter: Meter,
         **kwargs,
     ):
-        super().__init__(model=student.module, eval_dataset=None if meter is None else meter.prompts, **kwargs)
-        self.student, self.teacher, self.use, self.meter = student, teacher, use, meter
-        self.loss = LOSSES[loss] if isinstance(loss, str) else loss
+        super().__init__(model=student.module, eval_dataset=meter.prompts, **kwargs)
+        self.student, self.teacher, self.loss, self.use, self.meter = student, teacher, LOSSES[loss], use, meter
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the tokens of the whole step
         if getattr(teacher.target, "hf_device_map", None) is None:  # else it is spread over devices already
             teacher.target.to(self.args.device)
@@ -116,6 +120,30 @@ class DraftTrainer(Trainer):
         found = self.loss(p, self.use.of_draft(drafted))
         return found.new_zeros(len(logits)).index_put((in_vocabulary,), found)
 
+    def step_seconds(self, run_seconds: float | None = None) -> float:
+        """Time an optimizer step on the first texts; weights and random numbers stay as they are.
+
+        Args:
+            run_seconds: of the whole run, of which timing takes a small share: one step, if that is long.
+        """
+        args, device, module = self.args, self.args.device, self.model
+        inputs = self._prepare_inputs(self.data_collator(list(self.train_dataset)[: args.per_device_train_batch_size]))
+        was_training = module.training
+        module.train()
+
+        def step():
+            with self.compute_loss_context_manager():
+                loss = self.compute_loss(module, dict(inputs))
+            loss.backward()
+            module.zero_grad()
+
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            seconds = [timed(step, device)[1]]
+            while len(seconds) <= TIMED_STEPS and (run_seconds is None or sum(seconds) < TIMING * run_seconds):
+                seconds.append(timed(step, device)[1])
+        module.train(was_training)
+        return statistics.median(seconds[1:] or seconds) * args.gradient_accumulation_steps  # the first one is slower
+
     def _stop(self, inputs: dict[str, Any], loss: Tensor) -> None:
         step = self.state.global_step
         kept = Path(self.args.output_dir) / f"not-finite-step-{step}.pt"
@@ -128,11 +156,9 @@ class DraftTrainer(Trainer):
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Acceptance on held-out prompts, by the real loop."""
-        if self.meter is None:
-            return {}
         started = time.monotonic()
-        metrics = self.meter(self.teacher.target, self.student.draft(), metric_key_prefix)
-        metrics[f"{metric_key_prefix}_seconds"] = time.monotonic() - started
+        metrics = self.meter(self.teacher.target, self.student.draft())
+        metrics["eval_seconds"] = time.monotonic() - started
         self.log(metrics)
         self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics

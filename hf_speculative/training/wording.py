@@ -1,9 +1,11 @@
 """What the card says: words and tables."""
 
+import itertools
 import shlex
 from itertools import starmap
 from pathlib import Path
 
+from ..command.arguments import Reading
 from ..hub.card_text import pipeline_lines
 from ..measuring import plan
 from ..measuring.render.tables import DASH, Line, Table
@@ -42,46 +44,34 @@ def summary(result: Trained) -> str:
         return "Nothing was measured."
     if is_too_short(before, result.main) or is_too_short(after, result.main):
         return f"Fewer than {plan.FEWEST_TOKENS} tokens were measured, which tell nothing: hold out more prompts."
-    lengths = (number(point.acceptance_length[result.main]) for point in (before, after))
+    first, last = (number(point.acceptance_length[result.main]) for point in (before, after))
+    found = f"{first} before, {last} after {plural(result.best_step or 0, 'step')}"
     if result.has_no_steps:
-        return (
-            f"Acceptance length on held-out prompts, {way_name(result, result.main)}: {' without tables, '.join(lengths)} "
-            "with them."
-        )
-    return (
-        f"Acceptance length on held-out prompts, {way_name(result, result.main)}: {' before, '.join(lengths)} after "
-        f"{plural(result.best_step or 0, 'step')}."
-    )
+        found = f"{first} without tables, {last} with them"
+    return f"Acceptance length on held-out prompts, {way_name(result, result.main)}: {found}."
 
 
 def facts(result: Trained) -> dict[str, str]:
     """How it was trained, by name."""
     settings, data = result.settings, result.data
     answers = "the target's own, generated for this" if data["are_generated"] else "as the data set has them"
-    left_out = [
-        f"{data[name]:,} {what}"
-        for name, what in (("num_repeated", "repeated"), ("num_bad_rows", "unusable"))
-        if data[name]
-    ]
-    steps = f"{result.num_steps:,} of {settings['batch_size']} texts"
-    if result.best_step is not None:
-        steps += f"; the weights after step {result.best_step:,} were kept"
-    trained = (
-        {}
-        if result.has_no_steps
-        else {"loss": settings["loss"], "steps": steps, "learning rate": f"{settings['learning_rate']:g}"}
-    )
-    size = "" if result.has_no_steps else f", {result.num_parameters / 1e6:.1f} million parameters"
-    return {
+    counts = {"repeated": data["num_repeated"], "unusable": data["num_bad_rows"]}
+    left_out = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    prompts = f"{plural(data['num_prompts'], 'prompt')}, {data['num_held_out']} more held out"
+    found = {
         "target": short(result.target),
-        "draft": f"{result.kind}{size}",
-        "data": f"{short(data['source'])}: {plural(data['num_prompts'], 'prompt')}, {data['num_held_out']} more held out"
-        + (f" ({', '.join(left_out)} left out)" if left_out else ""),
+        "draft": result.kind,
+        "data": f"{short(data['source'])}: {prompts}" + (f" ({left_out} left out)" if left_out else ""),
         "answers": f"{data['num_answers']:,} with {data['num_tokens']:,} tokens, {answers}",
         "for": way_name(result, result.main),
-        **trained,
-        "time": f"{result.seconds / 60:.1f} minutes of training",
     }
+    if not result.has_no_steps:
+        found["draft"] += f", {result.num_parameters / 1e6:.1f} million parameters"
+        found["loss"] = settings["loss"]
+        found["steps"] = f"{result.num_steps:,} of {settings['batch_size']} texts; the weights after step "
+        found["steps"] += f"{result.best_step:,} were kept"
+        found["learning rate"] = f"{settings['learning_rate']:g}"
+    return found | {"time": f"{result.seconds / 60:.1f} minutes of training"}
 
 
 def acceptance(result: Trained) -> Table:
@@ -114,17 +104,19 @@ def _length(point: Point, way: str) -> str:
     return DASH if is_too_short(point, way) else number(point.acceptance_length[way])
 
 
-def next_lines(result: Trained) -> list[str]:
-    """What to paste: the draft compared, checked and used."""
-    draft, data = result.repository or str(result.folder), result.data
+def next_lines(result: Trained, reading: Reading) -> list[str]:
+    """What to paste: the draft compared, checked and used.
+
+    Args:
+        reading: how the prompts were read.
+    """
+    draft = str(result.folder)
     is_embedded = result.target == EMBEDDED_TARGET
     target = "embedded" if is_embedded else result.target
     loaded = "hs.embedded_pair()[0]" if is_embedded else f"AutoModelForCausalLM.from_pretrained({target!r})"
-    named = data.get("reading", {}).items()
-    reading = "".join(
-        f" --{name}" if value is True else f" --{name} {shlex.quote(str(value))}" for name, value in named
-    )
-    source = f"--dataset {shlex.quote(data['source'])}{reading}"
+    options = {option: getattr(reading, option.removeprefix("--")) for option in reading.given}
+    given = [[option] if value is True else [option, str(value)] for option, value in options.items()]
+    source = shlex.join(["--dataset", result.data["source"], *itertools.chain(*given)])
     return [
         f"hf-speculative eval {source} --model {shlex.quote(target)} --draft-model {shlex.quote(draft)}",
         f"hf-speculative check {shlex.quote(target)} {shlex.quote(draft)}",
@@ -134,6 +126,6 @@ def next_lines(result: Trained) -> list[str]:
 
 def usage(result: Trained) -> str:
     """Lines to paste. A folder of this machine is named without those around it, which others do not have."""
-    names = (result.target, result.repository or result.folder)
+    names = (result.target, result.folder)
     target, folder = (short(name) if Path(name).is_absolute() else str(name) for name in names)
     return pipeline_lines(target, folder, bool(result.data.get("is_chat")))

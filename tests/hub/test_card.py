@@ -184,38 +184,20 @@ def test_what_cannot_be_told_apart(code, chat, results):
 def test_pushed_at_the_commit_that_was_read(code, tmp_path, monkeypatch):
     """Who changes the card meanwhile is not overwritten: the Hub refuses the commit."""
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# Theirs\n")
-    calls = []
-
-    class Api:
-        files = ("README.md", FILE_NAME)
-
-        def __init__(self, token):
-            calls.append(token)
-
-        def model_info(self, name, revision):
-            siblings = [type("File", (), {"rfilename": file}) for file in self.files]
-            return type("Info", (), {"sha": "abc", "siblings": siblings})
-
-        def hf_hub_download(self, name, file, revision):
-            assert (name, file, revision) == ("org/pair", "README.md", "abc")
-            return tmp_path / file
-
-        def upload_file(self, **kwargs):
-            calls.append(kwargs)
-
-    monkeypatch.setattr(card_module, "HfApi", Api)
+    (tmp_path / FILE_NAME).write_text("{}")
+    api = Mock()
+    monkeypatch.setattr(card_module, "HfApi", api)
+    api().model_info.return_value = SimpleNamespace(sha="abc")
+    api().snapshot_download.return_value = tmp_path
     text = hs.card(code, push_to_hub="org/pair", token="secret", create_pr=True)
-    token, upload = calls
-    assert token == "secret" and upload.pop("path_or_fileobj").decode() == text and upload.pop("commit_message")
-    assert upload == {
-        "path_in_repo": "README.md",
-        "repo_id": "org/pair",
-        "revision": None,
-        "parent_commit": "abc",
-        "create_pr": True,
-    }
+    api.assert_called_with(token="secret")
+    api().snapshot_download.assert_called_once_with("org/pair", revision="abc", allow_patterns=["README.md", FILE_NAME])
+    upload = api().upload_file.call_args.kwargs
+    assert upload.pop("path_or_fileobj").decode() == text and upload.pop("commit_message")
+    where = {"path_in_repo": "README.md", "repo_id": "org/pair", "revision": None}
+    assert upload == where | {"parent_commit": "abc", "create_pr": True}
     assert text.startswith("---\nlicense: mit\n") and "# Theirs" in text
     assert "hf_speculative.from_pretrained('org/pair')" in text
-    monkeypatch.setattr(Api, "files", ())
+    api().snapshot_download.return_value = tmp_path / "nothing there"
     text = hs.card(code, push_to_hub="org/pair")
     assert "# Theirs" not in text and "hf_speculative.attach(" in text

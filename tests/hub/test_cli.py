@@ -17,9 +17,8 @@ def run(monkeypatch):
 
 def test_commands(run, results, tmp_path):
     printed = run("card", f"code={results / 'code.jsonl'}", f"chat={results / 'chat.jsonl'}")
-    assert (
-        printed.exit_code == 0 and ModelCard(printed.output).data.tags and "### chat, Greedy decoding" in printed.output
-    )
+    assert printed.exit_code == 0 and "### chat, Greedy decoding" in printed.output
+    assert ModelCard(printed.output).data.tags
     assert run("card", results / "code.jsonl", "-o", tmp_path, "--draft-name", "org/draft").exit_code == 0
     assert "draft_model='org/draft'" in (tmp_path / "README.md").read_text()
     local = run("card", results / "code.jsonl", "--target-name", "org/target", "--draft-name", tmp_path)
@@ -28,9 +27,8 @@ def test_commands(run, results, tmp_path):
     (tmp_path / "repo" / "speculative_config.json").write_text('{"draft_model": "org/draft"}')
     exported = run("export-generate", tmp_path / "repo", "--repo-id", "org/repo")
     assert exported.exit_code == 0 and (tmp_path / "repo" / "custom_generate" / "generate.py").exists()
-    assert (
-        "DRAFT_MODEL: str | None = 'org/draft'" in (tmp_path / "repo" / "custom_generate" / "defaults.py").read_text()
-    )
+    defaults = (tmp_path / "repo" / "custom_generate" / "defaults.py").read_text()
+    assert "DRAFT_MODEL: str | None = 'org/draft'" in defaults
 
 
 def test_what_commands_refuse(run, results, code, tmp_path):

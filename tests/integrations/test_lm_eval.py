@@ -116,9 +116,8 @@ def test_a_row_of_a_batch_ends_where_it_ends_alone(pair):
 
 def test_a_tasks_own_sampling_is_seed_for_seed_plain(pair, tasks):
     target, draft, tokenizer = pair
-    tasks = [
-        tasks[0] | {"generation_kwargs": {"until": UNTIL, "max_gen_toks": 24, "do_sample": True, "temperature": 0.8}}
-    ]
+    sampling = {"until": UNTIL, "max_gen_toks": 24, "do_sample": True, "temperature": 0.8}
+    tasks = [tasks[0] | {"generation_kwargs": sampling}]
     _, plain = evaluate(HFLM(target, tokenizer=tokenizer), tasks)
     ours = SpeculativeLM(target, tokenizer=tokenizer, draft_model=draft, reproducible=True)
     assert evaluate(ours, tasks)[1] == plain and ours.statistics.num_accepted_draft_tokens > 0

@@ -13,9 +13,7 @@ import torch
 from transformers import GenerationConfig, Seq2SeqTrainer, TrainerCallback, TrainingArguments
 
 import hf_speculative as hs
-from hf_speculative.integrations.trainer import (
-    SpeculativeSeq2SeqTrainer,
-)
+from hf_speculative.integrations.trainer import SpeculativeSeq2SeqTrainer
 from hf_speculative.integrations.trainer.prompts import completions_of, prompts_of
 from hf_speculative.models import pool
 from tests.architectures.check import build
@@ -31,10 +29,8 @@ def pairs(num_rows=NUM_ROWS, seed=0):
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, 50, (num_rows, 9), generator=generator)
     labels = torch.randint(3, 50, (num_rows, 6), generator=generator)
-    return [
-        {"input_ids": row, "attention_mask": torch.ones_like(row), "labels": y}
-        for row, y in zip(ids, labels, strict=True)
-    ]
+    mask = torch.ones_like(ids[0])
+    return [{"input_ids": row, "attention_mask": mask, "labels": y} for row, y in zip(ids, labels, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +55,8 @@ def test_predictions_of_an_encoder_decoder_model_are_those_of_seq2seq_trainer(t5
     """Under `generation_max_length`, and in `predict` under a keyword of the call."""
     args, data = arguments(tmp_path, generation_max_length=18), pairs()
     plain = Seq2SeqTrainer(copy.deepcopy(t5), args, eval_dataset=data, compute_metrics=first_token)
-    ours = SpeculativeSeq2SeqTrainer(
-        t5,
-        args,
-        eval_dataset=data,
-        compute_metrics=first_token,
-        draft_model=tiny.noisy_copy(t5, 0.05),
-        speculative_config=CONSTANT,
-    )
+    drafting = {"draft_model": tiny.noisy_copy(t5, 0.05), "speculative_config": CONSTANT}
+    ours = SpeculativeSeq2SeqTrainer(t5, args, eval_dataset=data, compute_metrics=first_token, **drafting)
     expected, found = plain.evaluate(), ours.evaluate()
     assert found["eval_loss"] == expected["eval_loss"] and found["eval_first"] == expected["eval_first"]
     assert {f"eval_{name}" for name in RATES | COUNTS} <= found.keys()
@@ -94,10 +84,8 @@ def test_predictions_of_a_decoder_only_model_are_completions(target, draft, tmp_
     assert target not in pool._kept and draft not in pool._kept, "training needs the memory"
     without_labels = [{"input_ids": row["input_ids"][:4], "attention_mask": torch.ones(4)} for row in data]
     found = trainer.predict(without_labels).predictions[0]
-    assert (
-        found.tolist()
-        == target.generate(data[0]["input_ids"][None, :4], max_new_tokens=10, do_sample=False)[0, 4:].tolist()
-    )
+    expected = target.generate(data[0]["input_ids"][None, :4], max_new_tokens=10, do_sample=False)[0, 4:]
+    assert found.tolist() == expected.tolist()
 
 
 def test_prompts_are_cut_out_of_rows_padded_on_either_side():

@@ -64,7 +64,7 @@ def trainer(target, draft, folder, data=None, student=None, loss="lk_hybrid", us
         Teacher(target, student.hidden_layers),
         loss,
         use or SamplingParams(),
-        meter,
+        meter or Meter([], SamplingParams()),
         args=TrainingArguments(str(folder), **arguments | given),
         train_dataset=examples(target) if data is None else data,
         data_collator=Collator(),
@@ -73,6 +73,12 @@ def trainer(target, draft, folder, data=None, student=None, loss="lk_hybrid", us
 
 def weights(module):
     return torch.cat([weight.detach().flatten() for weight in module.parameters()])
+
+
+def same_state(ours, theirs):
+    """Whether two modules hold the same tensors under the same names."""
+    states = ours.state_dict(), theirs.state_dict()
+    return states[0].keys() == states[1].keys() and all(torch.equal(states[0][n], t) for n, t in states[1].items())
 
 
 def logged(trainer, name="loss"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import hf_speculative as hs
-from hf_speculative.training.call import train
+from hf_speculative.training.run import train
 from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.settings import Settings
 from tests.support import tiny
@@ -41,10 +41,8 @@ def curves(folder: Path, where: Path | None = None) -> dict:
 
 def train_here(rank: int, folder: Path, how: str) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD_SIZE)}
-    os.environ |= {
-        "MASTER_ADDR": "nowhere",
-        "MASTER_PORT": "1",
-    }  # accelerate wants them, and uses the group that is there
+    # accelerate wants them, and uses the group that is there
+    os.environ |= {"MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
     # They meet in a file: a port that is free now may be taken when they come to use it.
     meeting = f"file://{folder / 'meeting'}"
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=WORLD_SIZE)

@@ -6,23 +6,24 @@ import pytest
 import torch
 
 from hf_speculative.training import answers
-from hf_speculative.training.answers import Asked, Journal, answer, examples_of
+from hf_speculative.training.answers import answer, header_of, read_answers
 from hf_speculative.training.examples import Example, token_counts, unique
 from hf_speculative.training.sampling_params import SamplingParams
+from hf_speculative.training.settings import Settings
 
 PROMPTS = {0: [1, 2, 3], 2: [4, 5], 3: [6, 7, 8, 9], 7: [10, 11, 12]}
-ASKED = Asked("tiny", "digest", SamplingParams(temperature=0), max_new_tokens=6)
+SETTINGS = Settings(use=SamplingParams(temperature=0), max_new_tokens=6)
+HEADER = header_of("tiny", "digest", SETTINGS)
 
 
 def test_answers_are_the_targets_own(target, tmp_path):
-    journal = Journal(tmp_path / "answers.jsonl", ASKED)
-    told = []
-    answer(target, PROMPTS, ASKED, journal, watch=lambda *counts: told.append(counts))
-    found = list(examples_of([journal], PROMPTS))
-    for example, ids in zip(found, PROMPTS.values(), strict=True):
+    path, told = tmp_path / "answers.jsonl", []
+    answer(target, PROMPTS, SETTINGS, path, HEADER, watch=lambda *counts: told.append(counts))
+    found = read_answers(path, HEADER)
+    for index, ids in PROMPTS.items():
         plain = target.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=6)
-        assert example == Example(tuple(ids), tuple(plain[0, len(ids) :].tolist()))
-    assert told[0] == (0, 4) and told[-1] == (4, 4)
+        assert found[index, 0] == tuple(plain[0, len(ids) :].tolist())
+    assert len(found) == 4 and told[0] == (0, 4) and told[-1] == (4, 4)
 
 
 def test_a_killed_run_goes_on_where_it_was(target, tmp_path, monkeypatch):
@@ -36,36 +37,35 @@ def test_a_killed_run_goes_on_where_it_was(target, tmp_path, monkeypatch):
         asked.append(list(prompts))
         return asked[-1]
 
-    journal = Journal(path, ASKED)
-    answer(target, {0: PROMPTS[0], 2: PROMPTS[2]}, ASKED, journal)
+    answer(target, {0: PROMPTS[0], 2: PROMPTS[2]}, SETTINGS, path, HEADER)
     with path.open("ab") as file:
         file.write(b'{"index": 3, "sample": 0, "new_i')  # the line that the kill cut off
-    again = Journal(path, ASKED)
-    answer(target, PROMPTS, ASKED, again)
+    answer(target, PROMPTS, SETTINGS, path, HEADER)
     assert asked == [[PROMPTS[0], PROMPTS[2]], [*PROMPTS.values()]], "drawn together, as without the kill"
-    whole = Journal(path, ASKED)
-    assert whole.found == again.found and len(whole.found) == 4
     assert sorted(json.loads(line)["index"] for line in path.read_text().splitlines()[1:]) == [0, 2, 3, 7]
 
 
 def test_several_sampled_answers_and_shares(target, tmp_path):
-    asked = Asked("tiny", "digest", SamplingParams(temperature=1.5), max_new_tokens=8, per_prompt=3)
-    journals = [Journal(tmp_path / f"{rank}.jsonl", asked) for rank in (0, 1)]
-    for rank, journal in enumerate(journals):
-        answer(target, PROMPTS, asked, journal, share=(rank, 2))
-    found = list(examples_of(journals, PROMPTS))
-    assert [len(journal.found) for journal in journals] == [6, 6] and len(found) == 12
-    assert len({example.new_ids for example in found[:3]}) == 3, "other draws"
+    settings = Settings(use=SamplingParams(temperature=1.5), max_new_tokens=8, answers_per_prompt=3)
+    header, found = header_of("tiny", "digest", settings), {}
+    for rank in (0, 1):
+        path = tmp_path / f"{rank}.jsonl"
+        answer(target, PROMPTS, settings, path, header, share=(rank, 2))
+        own = read_answers(path, header)
+        assert len(own) == 6
+        found |= own
+    assert len(found) == 12 and len({found[0, sample] for sample in range(3)}) == 3, "other draws"
 
 
-@pytest.mark.parametrize("other", [{"max_new_tokens": 7}, {"use": SamplingParams()}, {"target": "another"}], ids=str)
+@pytest.mark.parametrize("other", [{"max_new_tokens": 7}, {"use": {}}, {"target": "another"}], ids=str)
 def test_answers_of_another_run_are_refused(tmp_path, other):
-    Journal(tmp_path / "a.jsonl", ASKED)
+    (tmp_path / "a.jsonl").write_text(json.dumps(HEADER) + "\n")
+    assert read_answers(tmp_path / "a.jsonl", HEADER) == {}
     with pytest.raises(ValueError, match=f"another run, whose {next(iter(other))} is"):
-        Journal(tmp_path / "a.jsonl", Asked(**vars(ASKED) | other))
+        read_answers(tmp_path / "a.jsonl", HEADER | other)
     (tmp_path / "b.jsonl").write_text("nonsense\n")
     with pytest.raises(ValueError, match=r"b\.jsonl is no journal of answers"):
-        Journal(tmp_path / "b.jsonl", ASKED)
+        read_answers(tmp_path / "b.jsonl", HEADER)
 
 
 def test_texts_are_learned_once_and_cut():

@@ -8,14 +8,10 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from hf_speculative.heads import load_head
-from hf_speculative.training.eagle3_student import (
-    Eagle3Student,
-    TrainingTimeTest,
-    layers_read,
-    new_head,
-)
+from hf_speculative.training.eagle3_student import Eagle3Student, TrainingTimeTest, layers_read, new_head
 from hf_speculative.training.head_student import most_frequent
 from tests.support import lessons, tiny
+from tests.support.lessons import same_state
 
 FIXTURES = sorted((Path(__file__).parents[1] / "heads" / "fixtures").glob("eagle3_speculators_*"))
 
@@ -67,5 +63,4 @@ def test_a_saved_head_is_read_again(deep, tmp_path):
     again = load_head(tmp_path)
     assert again.config.layers_read(6) == head.config.layers_read(6) == layers_read(6)
     assert again.config.speculators_config["algorithm"] == "eagle3"
-    for name, tensor in head.state_dict().items():
-        assert torch.equal(again.state_dict()[name], tensor), name
+    assert same_state(again, head)

@@ -7,11 +7,16 @@ import pytest
 import hf_speculative as hs
 from hf_speculative.training import own_prompts
 from hf_speculative.training.own_prompts import write_prompts
+from hf_speculative.training.settings import Settings
 
 TEMPLATE = (
     "{% for message in messages %}def {{ message['role'] }}{{ message['content'] }}<|endoftext|>{% endfor %}"
     "{% if add_generation_prompt %}def assistant{% endif %}"
 )
+
+
+def num(num_prompts, seed=0):
+    return Settings(num_prompts=num_prompts, seed=seed)
 
 
 def lines(path):
@@ -20,23 +25,23 @@ def lines(path):
 
 def test_without_a_template_beginnings_of_texts_are_prompts(pair, tmp_path):
     told = []
-    write_prompts(*pair, tmp_path / "p.jsonl", 5, watch=lambda done, total: told.append((done, total)))
+    write_prompts(*pair, tmp_path / "p.jsonl", num(5), watch=lambda done, total: told.append((done, total)))
     found = lines(tmp_path / "p.jsonl")
     assert len(found) == len({*found}) == 5 and all(isinstance(text, str) and len(text) >= 12 for text in found)
     assert told[0] == (0, 5) and told[-1] == (5, 5)
-    write_prompts(*pair, tmp_path / "again.jsonl", 5)
+    write_prompts(*pair, tmp_path / "again.jsonl", num(5))
     assert lines(tmp_path / "again.jsonl") == found, "one seed writes the same"
-    write_prompts(*pair, tmp_path / "other.jsonl", 5, seed=1)
+    write_prompts(*pair, tmp_path / "other.jsonl", num(5, seed=1))
     assert lines(tmp_path / "other.jsonl") != found
 
 
 def test_a_stopped_call_goes_on_where_it_was(pair, tmp_path):
     whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
-    write_prompts(*pair, whole, 20)
-    write_prompts(*pair, parts, 20, is_over=lambda: True)
+    write_prompts(*pair, whole, num(20))
+    write_prompts(*pair, parts, num(20), is_over=lambda: True)
     first = lines(parts)
     assert 2 <= len(first) < 20
-    write_prompts(*pair, parts, 20)
+    write_prompts(*pair, parts, num(20))
     assert lines(parts) == lines(whole) and lines(parts)[: len(first)] == first
 
 
@@ -52,10 +57,10 @@ def test_a_chat_model_writes_turns_of_its_user(pair, tmp_path, monkeypatch):
 
     monkeypatch.setattr(own_prompts, "generate", noted)
     monkeypatch.setattr(own_prompts, "_text", lambda row, *_: tokenizer.decode(row).strip())
-    write_prompts(target, tokenizer, tmp_path / "p.jsonl", 3)
+    write_prompts(target, tokenizer, tmp_path / "p.jsonl", num(3))
     found = lines(tmp_path / "p.jsonl")
-    assert asked[0] == "def user" and [prompt[0]["role"] for prompt in found] == ["user"] * 3
-    write_prompts(target, tokenizer, tmp_path / "p.jsonl", 3)
+    assert asked[0] == "def user" and len(found) == 3
+    write_prompts(target, tokenizer, tmp_path / "p.jsonl", num(3))
     assert lines(tmp_path / "p.jsonl") == found
 
 
@@ -63,7 +68,7 @@ def test_what_cannot_write_prompts_says_so(pair, tmp_path, monkeypatch):
     target, tokenizer = pair[0], hs.embedded_pair()[2]
     monkeypatch.setattr(own_prompts, "_text", lambda *_: None)
     with pytest.raises(ValueError, match=r"writes no prompts that can be used, in 128 tries: give `data`"):
-        write_prompts(target, tokenizer, tmp_path / "p.jsonl", 3)
+        write_prompts(target, tokenizer, tmp_path / "p.jsonl", num(3))
     tokenizer.chat_template = "{{ raise_exception('no users here') }}"
     with pytest.raises(ValueError, match=r"takes no message of a user \(no users here\)\. Give `data`"):
-        write_prompts(target, tokenizer, tmp_path / "p.jsonl", 3)
+        write_prompts(target, tokenizer, tmp_path / "p.jsonl", num(3))

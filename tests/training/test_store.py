@@ -5,12 +5,11 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.training import store as stores
-from hf_speculative.training.call import train
 from hf_speculative.training.examples import Collator
+from hf_speculative.training.run import train
 from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.settings import Settings
 from hf_speculative.training.store import StoredTeacher
-from hf_speculative.training.teacher import Teacher
 from tests.support import lessons, tiny
 
 SETTINGS = {"head": "layers:1", "steps": 2, "num_evaluations": 1, "batch_size": 4, "held_out": 2, "max_new_tokens": 6}
@@ -23,7 +22,7 @@ def test_the_loss_is_that_of_the_target_itself(deep, kind, tmp_path):
     trainer = lessons.trainer(deep, None, tmp_path, data, student=student, use=SamplingParams(temperature=0.7))
     batch = Collator()(data[2:8])
     expected = trainer.compute_loss(student.module, batch)
-    trainer.teacher = StoredTeacher(Teacher(deep, student.hidden_layers), tmp_path / "store")
+    trainer.teacher = StoredTeacher(deep, student.hidden_layers, tmp_path / "store")
     assert trainer.compute_loss(student.module, batch).item() == pytest.approx(expected.item(), abs=1e-5)
     with tiny.CountForwards(deep) as forwards:
         found = trainer.compute_loss(student.module, batch)
@@ -33,10 +32,10 @@ def test_the_loss_is_that_of_the_target_itself(deep, kind, tmp_path):
 
 def test_logits_are_kept_where_the_output_layer_alone_does_not_make_them(target, tmp_path):
     """Cohere scales them; of a Llama, the output layer's input is all that is needed."""
-    for model, kept in ((target, "read"), (tiny.build("cohere"), "logits")):
+    for model, kept in ((target, "last"), (tiny.build("cohere"), "logits")):
         batch = Collator()(lessons.of_many_lengths(model))
-        teacher, here = StoredTeacher(Teacher(model), tmp_path), batch["attention_mask"] > 0
-        assert teacher.names == {kept}
+        teacher, here = StoredTeacher(model, (), tmp_path), batch["attention_mask"] > 0
+        assert teacher.names == ("states", kept)
         for _ in range(2):  # recorded, then read
             expected = teacher.teacher(**batch).logits[here]
             torch.testing.assert_close(teacher(**batch).logits[here], expected, atol=1e-5, rtol=0)
@@ -45,7 +44,7 @@ def test_logits_are_kept_where_the_output_layer_alone_does_not_make_them(target,
 def test_what_is_there_is_used_and_what_is_missing_added(target, tmp_path):
     """By texts, whatever batches they come in; each target and choice of layers has a part of the store."""
     data = lessons.of_many_lengths(target)
-    teacher = StoredTeacher(Teacher(target, (1, 2)), tmp_path)
+    teacher = StoredTeacher(target, (1, 2), tmp_path)
     teacher(**Collator()(data[:4]))
     assert len(list(tmp_path.rglob("*.*"))) == 4
     with tiny.CountForwards(target) as forwards:
@@ -53,18 +52,18 @@ def test_what_is_there_is_used_and_what_is_missing_added(target, tmp_path):
             teacher(**Collator()(examples))
     assert len(forwards.lengths) == 1, "of what is new"
     for model, layers in ((tiny.noisy_copy(target), (1, 2)), (target, (0, 2))):
-        StoredTeacher(Teacher(model, layers), tmp_path)(**Collator()(data[:4]))
+        StoredTeacher(model, layers, tmp_path)(**Collator()(data[:4]))
     assert len(list(tmp_path.rglob("*.*"))) == 5 + 4 + 4
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"`store=.*file'`: no folder can be made there"):
-        StoredTeacher(Teacher(target), tmp_path / "file")
+        StoredTeacher(target, (), tmp_path / "file")
 
 
 def test_a_disk_without_room_keeps_what_was_recorded(target, tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    teacher, data = StoredTeacher(Teacher(target), tmp_path), lessons.of_many_lengths(target)
+    teacher, data = StoredTeacher(target, (), tmp_path), lessons.of_many_lengths(target)
     teacher(**Collator()(data[:4]))
     monkeypatch.setattr(stores, "save_file", full)
     with pytest.raises(OSError, match="No space left on device: what was recorded before is kept"):
@@ -79,12 +78,7 @@ def test_a_run_learns_the_same(tmp_path):
     settings, tokenizer = Settings(**SETTINGS, use=SamplingParams(temperature=0)), hs.embedded_pair()[2]
     for name, store in (("without", None), ("with", tmp_path / "store"), ("again", tmp_path / "store")):
         with tiny.CountForwards(target) as forwards:
-            losses = [
-                loss
-                for _, loss in train(
-                    target, prompts, tmp_path / name, settings, tokenizer=tokenizer, store=store
-                ).losses
-            ]
-        found.append((losses, len(forwards.lengths)))
+            result = train(target, prompts, tmp_path / name, settings, tokenizer=tokenizer, store=store)
+        found.append(([loss for _, loss in result.losses], len(forwards.lengths)))
     assert found[1][0] == found[2][0] == pytest.approx(found[0][0], abs=1e-5)
     assert found[1][1] > found[2][1]

@@ -9,6 +9,7 @@ import logging
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
@@ -98,7 +99,7 @@ class SpeculativeLM(HFLM):
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
         with record() as counted:
             texts = super().generate_until(requests, disable_tqdm=disable_tqdm)
-        for statistics in self._of_all_processes(counted):
+        for statistics in gather_object([counted]):
             self.statistics += statistics
         if self.rank == 0:
             own = self.statistics
@@ -130,16 +131,7 @@ class SpeculativeLM(HFLM):
         """Raises for a wrong option now, not after hours of likelihoods."""
         target = unwrap(self.model, "pretrained")
         if prepare(target, as_keywords(options), *attached_to(target)) is None:
-            raise ValueError(
-                "`hf-speculative` has no source of drafts: give `draft_model=`, auto if you have none; `hf` decodes plainly."
-            )
-
-    def _of_all_processes(self, statistics: Statistics) -> list[Statistics]:
-        if self.world_size == 1:
-            return [statistics]
-        from accelerate.utils import gather_object
-
-        return gather_object([statistics])
+            raise ValueError("`hf-speculative` has no source of drafts: give `draft_model=`, auto if you have none.")
 
 
 class _Speculating:
@@ -149,9 +141,7 @@ class _Speculating:
         self.model, self.options = model, options
 
     def generate(self, stopping_criteria=(), **kwargs) -> Tensor:
-        criteria = [
-            EachRow(criterion) if hasattr(criterion, "done_tracker") else criterion for criterion in stopping_criteria
-        ]
+        criteria = [EachRow(one) if hasattr(one, "done_tracker") else one for one in stopping_criteria]
         is_plain = any(kwargs.get(name, self) is None for name in ROWS["draft_model"].names)
         options = kwargs if is_plain else as_keywords(self.options | kwargs)
         return generate(self.model, stopping_criteria=StoppingCriteriaList(criteria), **options)
@@ -171,9 +161,8 @@ class EachRow(StoppingCriteria):
         self.criterion = criterion
 
     def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:
-        rows = (
-            input_ids[:1] if input_ids.stride(0) == 0 else input_ids
-        )  # a batch may be one row, expanded: see sampling/stopping.py
+        # A batch may be one row, expanded: see sampling/stopping.py.
+        rows = input_ids[:1] if input_ids.stride(0) == 0 else input_ids
         answers = [self._ends(row) for row in rows]
         return torch.tensor(answers, device=input_ids.device).expand(input_ids.shape[0])
 

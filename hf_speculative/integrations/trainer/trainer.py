@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,14 +63,10 @@ class SpeculativeTrainerMixin(_Trainer):
         **kwargs,
     ):
         self.draft_model, self.speculative_config = draft_model, speculative_config
-        self.generation_kwargs = self._given = dict(generation_kwargs or {})
+        self.generation_kwargs = dict(generation_kwargs or {})
         super().__init__(*args, **kwargs)
-        options = {
-            "draft_model": draft_model,
-            "speculative_config": speculative_config,
-            "generation_kwargs": generation_kwargs,
-        }
-        useless = [f"`{name}`" for name, value in options.items() if value]
+        names = ("draft_model", "speculative_config", "generation_kwargs")
+        useless = [f"`{name}`" for name in names if getattr(self, name)]
         if useless and not self._generates:
             raise ValueError(
                 f"{', '.join(useless)} has no effect on an evaluation that does not generate: set `predict_with_generate=True` "
@@ -98,16 +94,12 @@ class SpeculativeTrainerMixin(_Trainer):
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval", **gen_kwargs):
         """As `Seq2SeqTrainer.evaluate`: `gen_kwargs` go to `generate`."""
         with self._calls_with(gen_kwargs) as forwarded:
-            return super().evaluate(
-                eval_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix, **forwarded
-            )
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix, **forwarded)
 
     def predict(self, test_dataset, ignore_keys=None, metric_key_prefix: str = "test", **gen_kwargs):
         """As `Seq2SeqTrainer.predict`: `gen_kwargs` go to `generate`."""
         with self._calls_with(gen_kwargs) as forwarded:
-            return super().predict(
-                test_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix, **forwarded
-            )
+            return super().predict(test_dataset, ignore_keys, metric_key_prefix, **forwarded)
 
     def evaluation_loop(
         self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
@@ -123,8 +115,7 @@ class SpeculativeTrainerMixin(_Trainer):
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
         counted.rows.clear()
-        of_processes = gather_object([counted]) if self.accelerator.num_processes > 1 else [counted]
-        output.metrics.update(metrics(metric_key_prefix, of_processes))
+        output.metrics.update(metrics(metric_key_prefix, gather_object([counted])))
         return output
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None, **gen_kwargs):
@@ -153,16 +144,18 @@ class SpeculativeTrainerMixin(_Trainer):
     @contextmanager
     def _calls_with(self, gen_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Keywords of `generate` for a while; those that the next class in line takes."""
-        outer = self._given  # for several data sets, Trainer calls `evaluate` for each, without the keywords
-        self._given = outer | gen_kwargs
+        outer = self.generation_kwargs  # for several data sets, Trainer calls `evaluate` for each, without the keywords
+        self.generation_kwargs = outer | gen_kwargs
         try:
-            yield self._given if isinstance(self, Seq2SeqTrainer) else {}
+            yield self.generation_kwargs if isinstance(self, Seq2SeqTrainer) else {}
         finally:
-            self._given = outer
+            self.generation_kwargs = outer
 
     def _generate_kwargs(self) -> dict[str, Any]:
         # A trainer of one's own may take keywords in `evaluate` that are not for `generate`: it says here which are.
-        given = getattr(self, "_gen_kwargs", self._given) if isinstance(self, Seq2SeqTrainer) else self._given
+        given = self.generation_kwargs
+        if isinstance(self, Seq2SeqTrainer):
+            given = getattr(self, "_gen_kwargs", given)
         kwargs = {n: v for n, v in given.items() if v is not None or n not in ("max_length", "num_beams")}
         length, beams = (getattr(self.args, f"generation_{name}", None) for name in ("max_length", "num_beams"))
         if length is not None and not kwargs.keys() & {"max_length", "max_new_tokens"}:
@@ -174,12 +167,46 @@ class SpeculativeTrainerMixin(_Trainer):
             kwargs.setdefault("generation_config", Seq2SeqTrainer.load_generation_config(config))
         return kwargs
 
-    def _with_draft(self, dtype: torch.dtype | None = None) -> AbstractContextManager[PreTrainedModel]:
-        draft = self.draft_model
-        if isinstance(draft, torch.nn.Module):
-            draft = self.accelerator.unwrap_model(draft)
-        model = self.accelerator.unwrap_model(self.model)
-        return with_draft(model, draft, self.speculative_config, self.accelerator.device, dtype)
+    @contextmanager
+    def _with_draft(self, dtype: torch.dtype | None = None) -> Iterator[PreTrainedModel]:
+        """Give the model its draft for a while; one attached before serves where none is given.
+
+        Args:
+            dtype: what a draft model is turned into, which is moved to the trainer's device unless it is spread over several.
+
+        Yields:
+            The target, without an adapter's wrapper.
+
+        Raises:
+            ValueError, TypeError: as `attach`.
+        """
+        draft_model, config = self.draft_model, self.speculative_config
+        if isinstance(draft_model, torch.nn.Module):
+            draft_model = self.accelerator.unwrap_model(draft_model)
+        target = checks.unwrap(self.accelerator.unwrap_model(self.model), "model")
+        found = own_generate(target)
+        if draft_model is not None or config is not None:
+            # Weights that training changes would be packed anew in each evaluation.
+            attach(target, draft_model, config=(config or SpeculativeConfig()).over(SpeculativeConfig(optimize=False)))
+        elif found is None:  # a call may name a source of drafts
+            target.generate = Attached(target, None, SpeculativeConfig())
+        attached = own_generate(target)
+        models = attached.models if isinstance(attached, Attached) else []
+        for draft in models[1:]:
+            if getattr(draft, "hf_device_map", None) is None:
+                draft.to(device=self.accelerator.device, dtype=dtype)
+        try:
+            yield target
+        finally:
+            if attached is not found and own_generate(target) is attached:
+                del target.generate
+                if found is not None:
+                    target.generate = found
+                elif attached.config.optimize:  # compiled and captured passes took long to make, and are kept
+                    attached.unpack()
+                else:
+                    for one in models:  # training needs the memory
+                        pool.release(one)
 
     @torch.no_grad()
     def _generate(self, given: dict[str, Any], gen_kwargs: dict[str, Any]) -> Tensor:
@@ -215,51 +242,6 @@ def _unchanged(config) -> Iterator[None]:
 
 #: of `Statistics`, the counts that are metrics
 COUNTS = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_target_forwards")
-
-
-@contextmanager
-def with_draft(
-    model: PreTrainedModel,
-    draft_model: PreTrainedModel | str | None = None,
-    config: SpeculativeConfig | None = None,
-    device: torch.device | None = None,
-    dtype: torch.dtype | None = None,
-) -> Iterator[PreTrainedModel]:
-    """Give `model` a draft for a while; one attached before serves where none is given.
-
-    Args:
-        device, dtype: where a draft model is moved, unless it is spread over devices, and what it is turned into.
-
-    Yields:
-        The target, without an adapter's wrapper.
-
-    Raises:
-        ValueError, TypeError: as `attach`.
-    """
-    target = checks.unwrap(model, "model")
-    found = own_generate(target)
-    if draft_model is not None or config is not None:
-        # Weights that training changes would be packed anew in each evaluation.
-        attach(target, draft_model, config=(config or SpeculativeConfig()).over(SpeculativeConfig(optimize=False)))
-    elif found is None:  # a call may name a source of drafts
-        target.generate = Attached(target, None, SpeculativeConfig())
-    attached = own_generate(target)
-    models = attached.models if isinstance(attached, Attached) else []
-    for draft in models[1:]:
-        if getattr(draft, "hf_device_map", None) is None:
-            draft.to(device=device, dtype=dtype)
-    try:
-        yield target
-    finally:
-        if attached is not found and own_generate(target) is attached:
-            del target.generate
-            if found is not None:
-                target.generate = found
-            elif attached.config.optimize:  # compiled and captured passes took long to make, and are kept
-                attached.unpack()
-            else:
-                for one in models:  # training needs the memory
-                    pool.release(one)
 
 
 def metrics(prefix: str, of_processes: list[Statistics]) -> dict[str, float]:
