@@ -14,7 +14,7 @@ from ..tokenizers.chat import as_chat, chat_keywords, speaks_chat
 from ..tokenizers.pieces import Pieces
 from .decoder import Decoder
 from .drafts import NamedDraft
-from .journal import Recorder, Row
+from .journal import Row
 from .plan import journal_of
 from .results import Evaluation
 from .rows import Prompt
@@ -74,7 +74,7 @@ class Comparison:
         self.decoder = Decoder(target, tokenizer, drafts, options, seed, forgets=True)
         self.decoder.check(setting)
         self.journal = journal_of(self.decoder, self.settings, batch_size, repeats, num_prompts)
-        self.runner = Runner(self.decoder, self.settings, Recorder(self.journal, None), repeats)
+        self.runner = Runner(self.decoder, self.settings, self.journal, repeats)
         self.num_batches = self.num_prompts = 0
 
     @property

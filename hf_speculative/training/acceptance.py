@@ -14,7 +14,6 @@ from ..call.statistics import Statistics
 from ..measuring.decoder import Decoder
 from ..measuring.drafts import NamedDraft
 from ..measuring.inputs import Prompts
-from ..measuring.journal import Recorder
 from ..measuring.plan import journal_of
 from ..measuring.processes import Processes
 from ..measuring.results import Evaluation
@@ -80,14 +79,13 @@ class Meter:
         journal = journal_of(decoder, settings, self.batch_size, num_rows=len(self.prompts), processes=self.processes)
         batches = Prompts(dict(enumerate(self.prompts))).batches(self.batch_size)
         for setting in settings:
-            runner, started = Runner(decoder, [setting], Recorder(journal, None)), time.monotonic()
+            runner, started = Runner(decoder, [setting], journal), time.monotonic()
             for batch in range(self.processes.rank, len(batches), self.processes.count):
                 runner.run(batch, *batches[batch])
                 if time.monotonic() - started > self.most_seconds:
                     break
         for other in self.processes.gather([journal]):
-            journal.calls |= other.calls
-            journal.bad_rows |= other.bad_rows
+            journal.merge(other)
         for row in journal.bad_rows.values():
             raise RuntimeError(f"acceptance could not be measured: {row.message}.")
         return Evaluation(journal)

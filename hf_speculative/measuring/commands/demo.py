@@ -47,7 +47,6 @@ class Scene:
     title: str
     prompt: str
     setting: Setting
-    seed: int = 0
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -57,7 +56,6 @@ class Stage:
 
     Attributes:
         introduction: printed first.
-        is_chat: prompts are questions.
     """
 
     target: PreTrainedModel
@@ -65,7 +63,6 @@ class Stage:
     tokenizer: PreTrainedTokenizerBase
     introduction: str
     scenes: tuple[Scene, ...]
-    is_chat: bool
 
 
 CODE = (
@@ -89,20 +86,21 @@ CODE = (
         kwargs={"top_p": 0.9},
     ),
 )
+GREEDY = Setting(draft_model="draft", num_draft_tokens=6)
 CHAT = (
     Scene(
         "greedy: some code",
         "Write a Python function that returns the even numbers of a list, with a docstring and an example.",
-        Setting(draft_model="draft", num_draft_tokens=6),
+        GREEDY,
     ),
     Scene(
         "greedy: an answer that copies",
         "Correct the spelling: 'The libary opens at nine oclock. Childrens books are on the frist floor, and the cafe is "
         "next to the entrence.' Then write the corrected text once more.",
-        Setting(draft_model="draft", num_draft_tokens=6),
+        GREEDY,
     ),
     Scene(
-        "sampled at temperature 0.6, the very tokens of plain sampling under the same seed",
+        CODE[-1].title,
         "Explain to a beginner why the sky is blue.",
         Setting(draft_model="draft", num_draft_tokens=6, temperature=0.6, reproducible=True),
         kwargs={"top_p": 0.9},
@@ -117,11 +115,11 @@ def stage() -> Stage:
     except (ValueError, OSError) as error:
         target, head, tokenizer = embedded_pair(head=True)
         said = f"SmolLM2 is not here: {error}\nSo this is a target of 8 million weights that writes what looks like Python."
-        return Stage(target, head, tokenizer, f"{said}\n{COLOURS}", CODE, is_chat=False)
+        return Stage(target, head, tokenizer, f"{said}\n{COLOURS}", CODE)
     choose_threads(target)
     attach(target, draft)
     said = "SmolLM2-135M-Instruct answers three questions. Its draft is a table of what it wrote before."
-    return Stage(target, attached_to(target)[0], tokenizer, f"{said}\n{COLOURS}", CHAT, is_chat=True)
+    return Stage(target, attached_to(target)[0], tokenizer, f"{said}\n{COLOURS}", CHAT)
 
 
 def show(console: Console, stage: Stage, num_tokens: int = NUM_TOKENS, repeats: int = REPEATS) -> None:
@@ -139,7 +137,6 @@ def show(console: Console, stage: Stage, num_tokens: int = NUM_TOKENS, repeats: 
             None,
             scene.setting,
             repeats=repeats,
-            seed=scene.seed,
             max_new_tokens=num_tokens,
             **scene.kwargs,
         )
@@ -154,8 +151,8 @@ def show(console: Console, stage: Stage, num_tokens: int = NUM_TOKENS, repeats: 
             evaluation = run.evaluation
         passes = _passes(evaluation, scene.setting.baseline), _passes(evaluation, scene.setting)
         console.print(as_text(f"\n{number}. {scene.title}", "bold"))
-        _play(console, f"{scene.prompt}\n" if stage.is_chat else scene.prompt, plain, ours, passes)
-        pairs += evaluation.pairs(scene.setting, scene.setting.baseline)
+        _play(console, f"{scene.prompt}\n" if run.is_chat else scene.prompt, plain, ours, passes)
+        pairs += evaluation.pairs(scene.setting, scene.setting.baseline).values()
         counts = [total + new for total, new in zip(counts, passes, strict=True)]
         all_same &= evaluation.totals(scene.setting).num_identical == 1
     speedup = Speedup.of(pairs, interval)

@@ -1,6 +1,7 @@
 """Names and meanings of figures, the same in all renderings."""
 
 from pathlib import Path
+from typing import Any
 
 from ...command.arguments import DATA_FILES
 from ...embedded import FOLDER
@@ -43,6 +44,7 @@ SHORT = {
     "mean acceptance length": "length",
     "time to first token": "first token",
     "target passes": "passes",
+    "tokens/s a user": "a user",
     "identical texts": "identical",
     "peak memory": "memory",
 }
@@ -76,10 +78,13 @@ def about(evaluation: Evaluation) -> str:
     )
 
 
+def at_place(place: Any, text: str) -> str:
+    """The text with its place in front, if it has one."""
+    return f"{place}: {text}" if str(place) else text
+
+
 def progress(evaluation: Evaluation) -> str:
-    """The progress of an unfinished evaluation; empty for a finished one."""
-    if evaluation.is_complete:
-        return ""
+    """The progress of an unfinished evaluation."""
     done = [len(evaluation.rows(setting)) for setting in evaluation.settings if not evaluation.failed(setting)]
     num_usable = evaluation.header["num_rows"] - len(evaluation.bad_rows)
     seen = f"{min(done):,}" if min(done) == max(done) else f"{min(done):,} to {max(done):,}"
