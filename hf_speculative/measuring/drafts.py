@@ -37,7 +37,7 @@ class NamedDraft:
 
 #: a model, the name of a model or method, a list of these, or models by names of the user's
 Drafts: TypeAlias = (
-    "PreTrainedModel | str | Sequence[PreTrainedModel | str] | Mapping[str, PreTrainedModel | str] | None"
+    "PreTrainedModel | str | Sequence[PreTrainedModel | str] | Mapping[str, PreTrainedModel | NamedDraft | str] | None"
 )
 
 
@@ -60,7 +60,7 @@ def named_drafts(
             draft_tokenizers = {_name(given): config.draft_tokenizer, **draft_tokenizers}
     methods: list[str] = []
     if given is None:
-        pairs: list[tuple[str, PreTrainedModel | str]] = []
+        pairs: list[tuple[str, PreTrainedModel | NamedDraft | str]] = []
     elif isinstance(given, Mapping):
         pairs = list(given.items())
         for name in filter(DRAFTS.is_method, given):
@@ -82,6 +82,8 @@ def named_drafts(
 
 
 def _draft(name: str, given, target, tokenizer, draft_tokenizer) -> NamedDraft:
+    if isinstance(given, NamedDraft):
+        return given
     if draft_tokenizer is None and isinstance(given, str):
         draft_tokenizer = tokenizer_of_draft(given, tokenizer)
     model: Any = load_draft(given, target)

@@ -188,6 +188,21 @@ def evaluate(
         return _run(plan, prompts, decoder, processes, task, progress, skip_failing, minutes)
 
 
+def evaluate_until_stopped(*args, results: Path, **kwargs) -> tuple[Evaluation, bool]:
+    """`evaluate`; after Ctrl-C what was measured so far. And whether it was stopped.
+
+    Raises:
+        KeyboardInterrupt: nothing was measured.
+    """
+    begun = time.time()
+    try:
+        return evaluate(*args, results=results, **kwargs), False
+    except KeyboardInterrupt:
+        if not results.exists() or results.stat().st_mtime < begun:  # the file is an earlier run's
+            raise
+        return Evaluation.load(results), True
+
+
 def _run(
     plan: Plan,
     prompts: Prompts,

@@ -21,9 +21,11 @@ from ...generation import attach
 from ...reports.pages import visible
 from ...reports.terminal import as_text
 from ...reports.timing import timed
-from ..comparison import Comparison, Piece
+from ..comparison import Piece, Texts
+from ..drafts import NamedDraft
 from ..render.screen import STYLES
 from ..results import Evaluation
+from ..run import evaluate
 from ..settings import Setting
 from ..speedup import Speedup, Work, interval
 
@@ -130,28 +132,28 @@ def show(console: Console, stage: Stage, num_tokens: int = NUM_TOKENS, repeats: 
     counts = [0, 0]
     all_same = True
     for number, scene in enumerate(stage.scenes, start=1):
-        run = Comparison(
-            stage.target,
-            stage.draft,
-            stage.tokenizer,
-            None,
-            scene.setting,
-            repeats=repeats,
-            max_new_tokens=num_tokens,
-            **scene.kwargs,
-        )
+        drafts = {"draft": NamedDraft("draft", "", stage.draft)}
+        options = {"max_new_tokens": num_tokens, **scene.kwargs}
+        texts = Texts(stage.target, drafts, stage.tokenizer, scene.setting, **options)
         # few frames: they take time from what is measured
         waiting = console.status(
             f"text {number} of {len(stage.scenes)}: decoding both ways in turn", refresh_per_second=2
         )
         with waiting if _is_watched(console) else nullcontext():
-            run.warm_up([scene.prompt])
-            plain, ours = run.timelines(scene.prompt)
-            run.compare([scene.prompt])
-            evaluation = run.evaluation
+            plain, ours = texts.timelines(scene.prompt)
+            evaluation = evaluate(
+                stage.target,
+                drafts,
+                [scene.prompt],
+                tokenizer=stage.tokenizer,
+                settings=[scene.setting],
+                repeats=repeats,
+                progress=False,
+                **options,
+            )
         passes = _passes(evaluation, scene.setting.baseline), _passes(evaluation, scene.setting)
         console.print(as_text(f"\n{number}. {scene.title}", "bold"))
-        _play(console, f"{scene.prompt}\n" if run.is_chat else scene.prompt, plain, ours, passes)
+        _play(console, f"{scene.prompt}\n" if texts.is_chat else scene.prompt, plain, ours, passes)
         pairs += evaluation.pairs(scene.setting, scene.setting.baseline).values()
         counts = [total + new for total, new in zip(counts, passes, strict=True)]
         all_same &= evaluation.totals(scene.setting).num_identical == 1
