@@ -29,10 +29,7 @@ class Recommendation:
 
     @classmethod
     def of(
-        cls,
-        speedups: Mapping[Setting, Speedup],
-        lead: Callable[[Setting, Setting], Speedup | None],
-        spread_name: str,
+        cls, speedups: Mapping[Setting, Speedup], lead: Callable[[Setting, Setting], Speedup | None], spread_name: str
     ) -> "Recommendation":
         """Recommend from the speedups of one temperature's drafts, one or more.
 

@@ -138,7 +138,10 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
     if shows and out.is_terminal:
         out.print(screen.MEANING)
     for number, prompt in enumerate(prompts if streams else ()):
-        screen.print_text(out, f"{prompt}{ending}", texts.stream(prompt, number * repeats))
+        try:
+            screen.print_text(out, f"{prompt}{ending}", texts.stream(prompt, number * repeats))
+        except (ValueError, RuntimeError, IndexError) as error:  # of this prompt; go on with the others
+            err.print(Text.assemble(("skipped", "yellow"), f" {prompt[:40]!r}: {error}"))
     with tempfile.TemporaryDirectory() as folder:
         evaluation, is_stopped = evaluate_until_stopped(
             target,
