@@ -148,7 +148,7 @@ def bench(
 
     rivals = [compiled(pair.target)]
     if "draft" in pair.drafts:
-        rivals.append(assisted(pair.target, NamedDraft("draft", "", pair.drafts["draft"], pair.draft_tokenizer)))
+        rivals.append(assisted(pair.target, NamedDraft(pair.drafts["draft"], pair.draft_tokenizer)))
     tokenizers = {} if pair.draft_tokenizer is None else {"draft": pair.draft_tokenizer}
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     for number, place in enumerate(places):

@@ -74,7 +74,7 @@ class Meter:
         """
         sampling = {"top_k": self.use.top_k, "top_p": self.use.top_p} if self.use.temperature else {}
         kwargs = settings_of_rows(target, None, {"max_new_tokens": self.max_new_tokens, **sampling, **self.ends})
-        decoder = Decoder(target, None, {"draft": NamedDraft("draft", "", draft)}, kwargs, self.seed)
+        decoder = Decoder(target, None, {"draft": NamedDraft(draft)}, kwargs, self.seed)
         settings = [self.setting(way) for way in self.ways]
         journal = journal_of(decoder, settings, self.batch_size, num_rows=len(self.prompts), processes=self.processes)
         batches = Prompts(dict(enumerate(self.prompts))).batches(self.batch_size)

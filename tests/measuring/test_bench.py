@@ -98,7 +98,7 @@ def test_a_stopped_benchmark_keeps_what_was_measured(tmp_path, monkeypatch):
         (["--batch", "one"], "--batch one: give a number"),
         (["--model", "some/model"], "--model and --draft-model go together"),
         (["--dtype", "int4"], "`--dtype int4`: choose one of"),
-        (["--batch", "0"], "`--batch 0`: give a number of 1 or more"),
+        (["--batch", "0"], "`batch_size=0`: give a number of 1 or more"),
         (["--repeats", "1"], "--repeats 1 has no spread"),
         (["--suite", "gsm8k"], "--context has no effect beside --suite"),
         (["--num-prompts", "3"], "--num-prompts has no effect without --suite"),

@@ -64,7 +64,7 @@ def test_sampling_is_not_called_identical_unless_it_is_reproducible(run):
 
 def texts_of(target, draft, tokenizer):
     setting = Setting(draft_model="draft", num_draft_tokens=3)
-    return Texts(target, {"draft": NamedDraft("draft", "", draft)}, tokenizer, setting, max_new_tokens=12)
+    return Texts(target, {"draft": NamedDraft(draft)}, tokenizer, setting, max_new_tokens=12)
 
 
 def test_text_is_streamed_a_round_at_a_time():

@@ -132,7 +132,7 @@ def show(console: Console, stage: Stage, num_tokens: int = NUM_TOKENS, repeats: 
     counts = [0, 0]
     all_same = True
     for number, scene in enumerate(stage.scenes, start=1):
-        drafts = {"draft": NamedDraft("draft", "", stage.draft)}
+        drafts = {"draft": NamedDraft(stage.draft)}
         options = {"max_new_tokens": num_tokens, **scene.kwargs}
         texts = Texts(stage.target, drafts, stage.tokenizer, scene.setting, **options)
         # few frames: they take time from what is measured

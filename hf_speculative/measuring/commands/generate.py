@@ -127,7 +127,7 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
         prompts = list(built_in_prompts(speaks_chat(tokenizer) and not settings.raw)[:2])
     total, batch_size = len(prompts), settings.batch_size
     repeats = settings.repeats or math.ceil(ENOUGH / math.ceil(total / batch_size))
-    drafts = {} if draft is None else {"draft": NamedDraft("draft", "", draft, other)}
+    drafts = {} if draft is None else {"draft": NamedDraft(draft, other)}
     options: dict[str, Any] = {"seed": settings.seed, "raw": settings.raw, "max_new_tokens": settings.max_new_tokens}
     options |= {"grammar": settings.grammar} if settings.grammar is not None else {}
     options |= sampling if temperature else {}

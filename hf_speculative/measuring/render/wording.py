@@ -22,7 +22,7 @@ MEANINGS = {
     "over ...": "the speedup over another way to decode with a draft.",
     "acceptance rate": "accepted draft tokens over proposed ones.",
     "mean acceptance length": "new tokens of a round in which something was drafted, the target's own (the bonus token) "
-    "included: 1 + accepted / rounds.",
+    "included: 1 + accepted / rounds. Behind \u00b1 is half its 95 % interval.",
     "time to first token": "of a call, until the first new tokens of its prompts are there: the median over the calls.",
     "target passes": "forward passes of the target; one serves a whole batch. Plain decoding needs one for each token.",
     "identical texts": "texts equal to plain decoding's, token for token. Not asked of sampling, where the distribution is the "
