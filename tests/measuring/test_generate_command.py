@@ -166,8 +166,9 @@ def test_a_prompt_that_fails_is_reported_and_skipped(run, monkeypatch):
         return decode(self, setting, batch, indices, ids)
 
     monkeypatch.setattr(decoder.Decoder, "decode", fails_on_one)
-    assert "2 of 2" in (out := run("a", "b", "c").output) and "row 1: plain, greedy: RuntimeError: too long" in out
-    assert "skipped 'b': plain, greedy: RuntimeError: too long" in run("a", "b", "c", "--json").stderr
+    result = run("a", "b", "c")
+    assert "2 of 2" in result.output and re.search(r"row 1: .*, greedy: RuntimeError: too long", result.output)
+    assert re.search(r"skipped 'b': .*, greedy: RuntimeError: too long", run("a", "b", "c", "--json").stderr)
 
 
 @pytest.mark.parametrize(
