@@ -229,7 +229,7 @@ def main(
     reached = pair.prepare(acceptance, temperature)
     print(f"acceptance {reached.acceptance:.1%}, entropy {reached.entropy:.2f} nats")
     tokenizer = numbered_tokenizer(pair.target.config.get_text_config().vocab_size)
-    rivals = [assisted(pair.target, NamedDraft("draft", "", pair.draft))]
+    rivals = [assisted(pair.target, NamedDraft(pair.draft))]
     prompts = pair.prompts(batch, context).tolist()
     show(pair.target, pair.draft, tokenizer, prompts, rivals, draft_tokens, new_tokens, temperature, repeats)
 

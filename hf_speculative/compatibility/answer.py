@@ -132,7 +132,7 @@ def check(
     if answer and draft is not None and source is not None:
         differs = answer.vocabulary is not None and answer.vocabulary.strategy != "same"
         name = _shown(source)
-        drafts = {name: NamedDraft(name, "", draft, draft_tokenizer if differs else None)}
+        drafts = {name: NamedDraft(draft, draft_tokenizer if differs else None)}
     tried = [*(one for name in drafts for one in of_draft(name)), *candidates(target)]
     settings = [Setting(temperature=t, **options) for t in decodings(target).values() for options in tried]
     sizes = list(dict.fromkeys(batch_sizes))
@@ -150,7 +150,7 @@ def check(
         if shown is not None and (named := _reading({}, found[sizes[0]], shown)).is_poor:
             others = {f"reading {i}": one for i, one in enumerate(other_readings(draft, target))}
             if others:
-                read = {label: NamedDraft(label, "", model) for label, (_, model) in others.items()}
+                read = {label: NamedDraft(model) for label, (_, model) in others.items()}
                 greedy = [Setting(**of_draft(label)[0]) for label in others]
                 again = run(read, greedy, ids, 1, seconds / 2)
                 readings = tuple(_reading(fields, again, label) for label, (fields, _) in others.items())

@@ -74,24 +74,26 @@ def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) ->
     kind, why = path.name, path.reason
     # In half precision, recurrences differ between one long pass and many short ones by rounding alone.
     is_tested = kind == "universal" and model.dtype != torch.float32 and is_tested_universal(model)
-    if is_tested or deviation <= tolerance(model):
-        if kind == "ragged":
-            branches = (
-                "keeps one state after another"
-                if is_recurrent(model)
-                else "computes other logits for branches side by side"
-            )
-            chains = None if fits_trees(model) else branches
-            return ModelReport(name, kind, why, deviation, eager_reason(model), chains, packing.describe(model)), None
+    if not is_tested and deviation > tolerance(model):
+        reason = (
+            f"`{argument}`: {name} {why or 'does not fit its cache'}, and its logits change when its cache goes back (by "
+            f"{deviation:.2g} standard deviations){checks.quantised_inputs(model)}"
+        )
+        return ModelReport(name, None, why, deviation), reason
+    eager: str | None
+    chains: str | None
+    if kind == "universal":
         eager, chains = (
             f"takes the universal path, whose {what}" for what in ("passes differ in shape", "cache holds a chain")
         )
-        return ModelReport(name, kind, why, deviation, eager, chains, packing.describe(model)), None
-    reason = (
-        f"`{argument}`: {name} {why or 'does not fit its cache'}, and its logits change when its cache goes back (by "
-        f"{deviation:.2g} standard deviations){checks.quantised_inputs(model)}"
-    )
-    return ModelReport(name, None, why, deviation), reason
+    else:
+        one_by_one = (
+            "keeps one state after another"
+            if is_recurrent(model)
+            else "computes other logits for branches side by side"
+        )
+        eager, chains = eager_reason(model), None if fits_trees(model) else one_by_one
+    return ModelReport(name, kind, why, deviation, eager, chains, packing.describe(model)), None
 
 
 def _example_inputs(model: PreTrainedModel, argument: str, example: dict[str, Any]) -> Inputs:

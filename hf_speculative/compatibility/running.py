@@ -11,7 +11,6 @@ from ..call.prompts import settings_of_rows
 from ..call.sources import SOURCES, source_of
 from ..measuring.decoder import Decoder
 from ..measuring.drafts import NamedDraft
-from ..measuring.journal import Recorder
 from ..measuring.plan import journal_of
 from ..measuring.results import Evaluation
 from ..measuring.runner import Runner
@@ -88,7 +87,7 @@ def short_evaluation(
     decoder = decoder_of(drafts, _length(decoder_of({}, PROBE), batches[0], seconds / len(compared)))
     journal = journal_of(decoder, compared, batch_size, name="a few prompts")
     journal.header["spread"] = QUARTILES
-    runner = Runner(decoder, compared, Recorder(journal, None), skip_failing=True, say=say)
+    runner = Runner(decoder, compared, journal, skip_failing=True, say=say)
     runner.check()
     for setting in compared:
         if setting.name not in journal.failures:

@@ -7,7 +7,6 @@ from transformers import PreTrainedTokenizerBase
 
 from ..measuring.render.screen import print_tables
 from ..reports.terminal import as_text
-from .advice import Advice
 from .answer import Compatibility
 from .audit import Audit
 
@@ -19,6 +18,7 @@ PATHS = {
 
 
 def print_answer(console: Console, answer: Compatibility) -> None:
+    """Print what was found about a pair; where it was measured, the tables and the verdict."""
     reports = {"target": answer.target} | ({"draft": answer.draft} if answer.draft is not None else {})
     table = Table("", "model", "path", "logits differ by")
     for role, report in reports.items():
@@ -43,12 +43,8 @@ def print_answer(console: Console, answer: Compatibility) -> None:
     for note in answer.notes:
         console.print(Text.assemble(("Note: ", "yellow"), as_text(note), "."))
     console.print("[green]compatible[/]" if answer else Text.assemble(("not compatible", "red"), f": {answer.reason}"))
-    if answer.advice is not None:
-        print_advice(console, answer.advice)
-
-
-def print_advice(console: Console, advice: Advice) -> None:
-    """Print the measurements, then the verdict."""
+    if (advice := answer.advice) is None:
+        return
     sizes = [f"{role} {size / 1e6:,.1f} million" for role, size in advice.parameters.items()]
     console.print(f"\nParameters: {', '.join(sizes)}.")
     print_tables(console, {f"batch {size}": evaluation for size, evaluation in advice.evaluations.items()})

@@ -1,11 +1,10 @@
-"""Benchmarks: evaluations over built-in prompts or suites, one for each batch size and context length or temperature."""
+"""Benchmarks: evaluations over suites, built-in text among them, one for each suite, temperature and batch size."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,115 +25,43 @@ if TYPE_CHECKING:
 TEXT_MODULES = ("argparse", "typing", "inspect", "subprocess", "dataclasses", "ast")
 #: the question to a chat model about that text
 QUESTION = "Explain what this Python code does:\n\n"
-#: makes the options of a setting from a draft length
-Options = Callable[[int | None], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Method:
-    """One or more settings of a benchmark.
-
-    Attributes:
-        name: on the command line.
-        options: of each of its settings, given a draft length.
-        takes_length: it has a setting for each draft length; else one.
-        needs: the name of the draft that it needs; without it the method is left out.
-    """
-
-    name: str
-    description: str
-    options: tuple[Options, ...]
-    takes_length: bool = True
-    needs: str | None = None
-
-
-def _of_draft(name: str, **more: Any) -> Options:
-    return lambda length: {"draft_model": name, "num_draft_tokens": length, **more}
-
-
-METHODS = {
-    method.name: method
-    for method in (
-        Method(
-            "assisted",
-            "transformers' assisted generation; batch 1 only",
-            (lambda length: {"rival": "assisted", "num_draft_tokens": length},),
-            needs="draft",
-        ),
-        Method("draft", "the draft model", (_of_draft("draft"),), needs="draft"),
-        Method("head", "the embedded pair's EAGLE-3 head", (_of_draft("head"),), needs="head"),
-        *(
-            Method(name, f"no draft model, `draft_model={name!r}`", (_of_draft(name),), takes_length=False)
-            for name in DRAFTS.methods
-        ),
-        Method(
-            "optimized",
-            "plain decoding and the draft model, both compiled",
-            (lambda length: {"rival": "plain, compiled"}, _of_draft("draft", optimize=True)),
-            needs="draft",
-        ),
-    )
-}
+#: the built-in text as a suite: `code/64` are prompts of 64 tokens
+CODE = "code"
+METHODS = ("assisted", "draft", "head", *DRAFTS.methods, "optimized")
 DEFAULT_METHODS = ("assisted", "draft", "head", "auto")
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of an evaluation in a benchmark: batch size, context or suite, and temperatures.
+    """The place of an evaluation in a benchmark.
 
     Attributes:
-        batch_size: prompts decoded together.
-        context: tokens of each built-in prompt.
-        temperatures: 0 is greedy.
-        suite: its name; `None` for built-in prompts.
+        suite: its name.
+        temperature: 0 is greedy.
+        batch_size: prompts decoded together: the concurrency.
     """
 
+    suite: str
+    temperature: float = 0.0
     batch_size: int = 1
-    context: int = 64
-    temperatures: tuple[float, ...] = (0.0,)
-    suite: str | None = None
 
     def __post_init__(self):
-        for name in ("batch_size", "context"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"`{name}={value}`: give a number of 1 or more.")
+        if self.batch_size < 1:
+            raise ValueError(f"`batch_size={self.batch_size}`: give a number of 1 or more.")
 
     def __str__(self) -> str:
-        if self.suite is not None:
-            return f"{self.suite}, T={self.temperatures[0]:g}, concurrency {self.batch_size}"
-        return f"batch {self.batch_size}, context {self.context}"
+        return f"{self.suite}, T={self.temperature:g}, concurrency {self.batch_size}"
+
+    @property
+    def file_name(self) -> str:
+        """The name of its file of results."""
+        return f"{self.suite.replace('/', '-')}-t{self.temperature:g}-c{self.batch_size}.jsonl"
 
 
-def sweep(
-    batch_size: Sequence[int] = (1,),
-    context: Sequence[int] = (64,),
-    temperature: Sequence[float] = (0.0,),
-    grid: bool = False,
-) -> list[Place]:
-    """List the places of a sweep: one list varies at a time, the others at their first value; `grid`: all combinations.
-
-    Raises:
-        ValueError: a list is empty, or a value out of range.
-    """
-    for name, values in (("batch_size", batch_size), ("context", context), ("temperature", temperature)):
-        if not values:
-            raise ValueError(f"`{name}` is empty: give one value or more.")
-    temperatures = tuple(dict.fromkeys(temperature))
-    if grid:
-        return [
-            Place(b, c, temperatures) for b, c in itertools.product(dict.fromkeys(batch_size), dict.fromkeys(context))
-        ]
-    base = Place(batch_size[0], context[0], temperatures)
-    others = [(size, context[0]) for size in batch_size] + [(batch_size[0], length) for length in context]
-    return [base, *(Place(*other, temperatures[:1]) for other in dict.fromkeys(others) if other != others[0])]
-
-
-def cells(
-    suites: Iterable[str], batch_size: Sequence[int] = (1,), temperature: Sequence[float] = (0.0,)
-) -> list[Place]:
-    """List the places of suites: each at every temperature and batch size (the concurrency)."""
-    every = itertools.product(dict.fromkeys(suites), dict.fromkeys(temperature), dict.fromkeys(batch_size))
-    return [Place(size, temperatures=(t,), suite=suite) for suite, t, size in every]
+def places_of(suites: Iterable[str], batch_sizes: Iterable[int], temperatures: Iterable[float]) -> list[Place]:
+    """Each suite at every temperature and batch size."""
+    every = itertools.product(dict.fromkeys(suites), dict.fromkeys(temperatures), dict.fromkeys(batch_sizes))
+    return [Place(*one) for one in every]
 
 
 @dataclass
@@ -151,7 +78,7 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase
     draft_tokenizer: PreTrainedTokenizerBase | None = None
 
-    def settings(self, methods: Iterable[str], lengths: Sequence[int | None], place: Place) -> list[Setting]:
+    def settings(self, methods: Iterable[str], lengths: Iterable[int | None], place: Place) -> list[Setting]:
         """List the settings of `methods` at a place; methods without their draft are left out.
 
         Raises:
@@ -160,25 +87,31 @@ class Pair:
         from .settings import Setting
 
         found: dict[str, Setting] = {}
-        for name in methods:
+        for name, length in itertools.product(methods, lengths):
             if name not in METHODS:
                 raise ValueError(f"`methods`: {name!r} is not known: choose from {', '.join(METHODS)}.")
-            method = METHODS[name]
-            if method.needs is not None and method.needs not in self.drafts:
-                continue
-            if name == "assisted" and place.batch_size > 1:
-                continue
-            for temperature in place.temperatures:
-                for length in lengths if method.takes_length else [None]:
-                    for options in method.options:
-                        setting = Setting(temperature=temperature, **options(length))
-                        found[setting.name] = setting
+            for options in self._options(name, length, place.batch_size):
+                setting = Setting(temperature=place.temperature, **options)
+                found[setting.name] = setting
         return list(found.values())
+
+    def _options(self, method: str, length: int | None, batch_size: int) -> list[dict[str, Any]]:
+        """The options of a method's settings."""
+        if method in DRAFTS.methods:
+            return [{"draft_model": method}]
+        draft = "head" if method == "head" else "draft"
+        if draft not in self.drafts or (method == "assisted" and batch_size > 1):
+            return []
+        if method == "assisted":
+            return [{"rival": "assisted", "num_draft_tokens": length}]
+        own = {"draft_model": draft, "num_draft_tokens": length}
+        return [own] if method == draft else [{"rival": "plain, compiled"}, own | {"optimize": True}]
 
 
 def bench(
     pair: Pair,
-    places: Iterable[Place],
+    suites: Mapping[str, Dataset],
+    places: Sequence[Place],
     methods: Iterable[str] = DEFAULT_METHODS,
     num_draft_tokens: Sequence[int | None] = (4, None),
     max_new_tokens: int = 64,
@@ -186,27 +119,26 @@ def bench(
     results: Path | None = None,
     progress: bool = True,
     raw: bool = False,
-    suites: Mapping[str, Dataset] | None = None,
     minutes: float | None = None,
     say: Callable[[str], None] = print,
-) -> Iterator[tuple[str, Evaluation]]:
-    """Evaluate a pair at each place: on built-in text, where no end token ends a text early, or on a suite.
+) -> Iterator[tuple[Place, Evaluation]]:
+    """Evaluate a pair at each place.
 
     Args:
+        suites: the rows of all suites among the places, by name, from `suites.questions` or `code`.
         methods: names in `METHODS`.
         num_draft_tokens: draft lengths, `None` for one chosen round by round.
         repeats: interleaved repeats.
         results: a folder with a file of results for each place. The same call continues them.
         raw: continue texts. Default: a target with a chat template is asked about them.
-        suites: the rows of all suites among the places, by name, from `suites.questions`.
         minutes: time for all places together; each gets an equal part of what is left, and measures a sample.
-        say: is told about a place of a suite that is left out: its prompts are too long, or memory does not suffice.
+        say: is told about a place that is left out: its prompts are too long, or memory does not suffice.
 
     Yields:
-        Each place by its name, with its evaluation.
+        Each place with its evaluation.
 
     Raises:
-        ValueError: a name is not known, or a number out of range.
+        ValueError: a method is not known.
     """
     from .drafts import NamedDraft
     from .rivals import assisted, compiled
@@ -216,27 +148,25 @@ def bench(
 
     rivals = [compiled(pair.target)]
     if "draft" in pair.drafts:
-        rivals.append(assisted(pair.target, NamedDraft("draft", "", pair.drafts["draft"], pair.draft_tokenizer)))
+        rivals.append(assisted(pair.target, NamedDraft(pair.drafts["draft"], pair.draft_tokenizer)))
     tokenizers = {} if pair.draft_tokenizer is None else {"draft": pair.draft_tokenizer}
-    ends: dict[str, Any] = (
-        {} if pair.target.generation_config.eos_token_id is None else {"min_new_tokens": max_new_tokens}
-    )
-    places, deadline = list(places), math.inf if minutes is None else time.monotonic() + 60 * minutes
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
     for number, place in enumerate(places):
-        sampling: dict[str, Any] = {"top_k": 0, "top_p": 1.0} if any(place.temperatures) else {}
-        if place.suite is None:
-            rows = _rows(prompts(pair.tokenizer, place.batch_size, place.context, raw))
-            of_place = ends
-        else:
-            rows, of_place = (suites or {})[place.suite], {"prompt": TURNS, "category": CATEGORY}
-            if minutes is not None:
-                of_place["minutes"] = max(1e-3, (deadline - time.monotonic()) / 60 / (len(places) - number))
+        options: dict[str, Any] = {"top_k": 0, "top_p": 1.0} if place.temperature else {}
+        if place.suite.startswith(f"{CODE}/"):
+            options["limit"] = place.batch_size
+            if pair.target.generation_config.eos_token_id is not None:  # no end token ends a text early
+                options["min_new_tokens"] = max_new_tokens
+        if deadline is not None:
+            options["minutes"] = max(1e-3, (deadline - time.monotonic()) / 60 / (len(places) - number))
         settings = pair.settings(methods, num_draft_tokens, place)
         try:
             evaluation = evaluate(
                 pair.target,
                 pair.drafts,
-                rows,
+                suites[place.suite],
+                prompt=TURNS,
+                category=CATEGORY,
                 raw=raw,
                 tokenizer=pair.tokenizer,
                 draft_tokenizers=tokenizers,
@@ -246,33 +176,31 @@ def bench(
                 repeats=repeats,
                 rivals=rivals,
                 skip_failing=True,
-                results=None if results is None else file_of(results, place),
+                results=None if results is None else results / place.file_name,
                 progress=progress,
-                **of_place,
-                **sampling,
+                **options,
             )
         except (RuntimeError, ValueError) as error:  # go on with the other places
             told = str(error) if isinstance(error, ValueError) else out_of_memory(error)
-            if place.suite is None or told is None:
+            if told is None:
                 raise
             say(f"{place}: {told.rstrip('.')}.")
-            continue
-        yield str(place), evaluation
+        else:
+            yield place, evaluation
 
 
-def _rows(ids: list[list[int]]):
+def code(tokenizer: PreTrainedTokenizerBase, names: Iterable[str], count: int, raw: bool = False) -> dict[str, Dataset]:
+    """Suites of built-in text by name, `code/64` for prompts of 64 tokens, see `prompts`."""
     from datasets import Dataset
 
-    rows = Dataset.from_dict({"prompt": ids})
-    rows.info.dataset_name = "built-in text"
-    return rows
+    from .suites import CATEGORY, TURNS
 
-
-def file_of(folder: Path, place: Place) -> Path:
-    """The path of the results of a place."""
-    if place.suite is not None:
-        return folder / f"{place.suite.replace('/', '-')}-t{place.temperatures[0]:g}-c{place.batch_size}.jsonl"
-    return folder / f"batch-{place.batch_size}-context-{place.context}.jsonl"
+    suites = {}
+    for name in names:
+        ids = prompts(tokenizer, count, int(name.removeprefix(f"{CODE}/")), raw)
+        suites[name] = Dataset.from_list([{TURNS: one, CATEGORY: ""} for one in ids])
+        suites[name].info.dataset_name = name
+    return suites
 
 
 def prompts(tokenizer: PreTrainedTokenizerBase, count: int, length: int, raw: bool = False) -> list[list[int]]:

@@ -115,21 +115,14 @@ class Clock(StoppingCriteria):
         return done
 
 
-@dataclass
-class Peak:
-    """Peak memory allocated in a block of code, beyond what was allocated before; `None` where it is not counted."""
-
-    num_bytes: int | None = None
-
-
 @contextmanager
-def peak_of(model: PreTrainedModel) -> Iterator[Peak]:
-    """Record the peak memory of a model's GPU."""
-    peak, device = Peak(), model.device
+def peak_of(model: PreTrainedModel) -> Iterator[list[int]]:
+    """A list that gets the peak memory of a model's GPU, in bytes beyond what was allocated before; empty on a CPU."""
+    peak, device = list[int](), model.device
     if device.type != "cuda":
         yield peak
         return
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     yield peak
-    peak.num_bytes = torch.cuda.max_memory_allocated(device) - before
+    peak.append(torch.cuda.max_memory_allocated(device) - before)

@@ -1,7 +1,6 @@
 """Decode one batch of prompts under one setting."""
 
 import math
-import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import (
     LogitsProcessorList,
     PreTrainedModel,
@@ -17,7 +15,6 @@ from transformers import (
     StoppingCriteriaList,
     StopStringCriteria,
 )
-from transformers.generation import BaseStreamer
 
 from ..call.attached import attached_to
 from ..call.checks import check_source
@@ -97,7 +94,7 @@ class Decoder:
     def decode(self, setting: Setting, batch: int, indices: list[int], prompts: list[list[int]]) -> Call:
         """Decode the prompts under the setting, timed."""
         call = self._inputs(prompts) | self._kwargs(setting)
-        with self._seeded(batch), keeping(self.target, self._kept(setting)), peak_of(self.target) as peak:
+        with self._seeded(batch), keeping(self.target, self._kept(setting)), peak_of(self.target) as peak_bytes:
             if setting.is_ours:
                 found, counts, decoded, ends = all_rounds(self.target, call)
                 rows = list(map(self._row, indices, found.new_tokens, found.acceptance_prob, counts.rows))
@@ -118,7 +115,7 @@ class Decoder:
             first_seconds=decoded.first_seconds,
             num_first_tokens=decoded.num_first_tokens,
             num_passes=passes,
-            peak_bytes=peak.num_bytes,
+            peak_bytes=next(iter(peak_bytes), None),
         )
 
     def _without_us(self, setting: Setting, call: dict[str, Any]) -> Decoded:
@@ -140,10 +137,10 @@ class Decoder:
 
     def plain_arrivals(self, setting: Setting, prompt: list[int]) -> list[tuple[int, float]]:
         """Decode plainly under a setting's options; each token with the seconds until it came."""
-        clock = Arrivals()
         with self._seeded(0), keeping(self.target, {}):
-            generate(self.target, **self._inputs([prompt]), **self._kwargs(setting.baseline), streamer=clock)
-        return clock.found
+            decoded = self._without_us(setting.baseline, self._inputs([prompt]) | self._kwargs(setting.baseline))
+        times = (seconds for _, seconds in decoded.steps)
+        return list(zip(decoded.new_ids[0], times, strict=True))
 
     def difference(self, setting: Setting, prompt: list[int], plain: Row, other: Row) -> Difference:
         """Find where `other` differs from `plain` first, and the gap of the target's two best logits there."""
@@ -212,10 +209,8 @@ class Decoder:
     @contextmanager
     def _seeded(self, batch: int):
         """Seed a batch alike under every setting, and restore the user's generator after it."""
-        on_gpu = self.target.device.type == "cuda"
-        with torch.random.fork_rng(
-            range(torch.cuda.device_count()) if on_gpu else []
-        ):  # the seed is that of all devices
+        devices = range(torch.cuda.device_count()) if self.target.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):  # the seed is that of all devices
             torch.manual_seed(self.seed + batch)
             yield
 
@@ -236,22 +231,6 @@ class Decoder:
         """The text that each token adds; joined, the whole text."""
         pieces = Pieces(self._text)
         return [pieces.add(token, is_last=end == len(ids)) for end, token in enumerate(ids, start=1)]
-
-
-class Arrivals(BaseStreamer):
-    """Record the time of each token of a row; the prompt comes first."""
-
-    def __init__(self) -> None:
-        self.start, self.has_prompt = time.perf_counter(), False
-        self.found: list[tuple[int, float]] = []
-
-    def put(self, value: Tensor) -> None:
-        if self.has_prompt:
-            self.found += [(token, time.perf_counter() - self.start) for token in value.flatten().tolist()]
-        self.has_prompt = True
-
-    def end(self) -> None:
-        pass
 
 
 def _as_list(ids) -> list[int]:

@@ -20,24 +20,24 @@ class NamedDraft:
     """A draft of an evaluation.
 
     Attributes:
-        source: its Hub name or folder, `""` if unknown.
+        model: a model, or a source of drafts.
         tokenizer: its own, if its vocabulary is not the target's.
+        source: its Hub name or folder, `""` if unknown.
     """
 
-    name: str
-    source: str
-    model: PreTrainedModel
+    model: Any
     tokenizer: PreTrainedTokenizerBase | None = None
+    source: str = ""
 
     @property
     def generate_kwargs(self) -> dict[str, Any]:
-        kwargs: dict[str, Any] = {"draft_model": self.model}
-        return kwargs if self.tokenizer is None else kwargs | {"assistant_tokenizer": self.tokenizer}
+        tokenizer = {} if self.tokenizer is None else {"assistant_tokenizer": self.tokenizer}
+        return {"draft_model": self.model, **tokenizer}
 
 
 #: a model, the name of a model or method, a list of these, or models by names of the user's
 Drafts: TypeAlias = (
-    "PreTrainedModel | str | Sequence[PreTrainedModel | str] | Mapping[str, PreTrainedModel | str] | None"
+    "PreTrainedModel | str | Sequence[PreTrainedModel | str] | Mapping[str, PreTrainedModel | NamedDraft | str] | None"
 )
 
 
@@ -60,7 +60,7 @@ def named_drafts(
             draft_tokenizers = {_name(given): config.draft_tokenizer, **draft_tokenizers}
     methods: list[str] = []
     if given is None:
-        pairs: list[tuple[str, PreTrainedModel | str]] = []
+        pairs: list[tuple[str, PreTrainedModel | NamedDraft | str]] = []
     elif isinstance(given, Mapping):
         pairs = list(given.items())
         for name in filter(DRAFTS.is_method, given):
@@ -77,17 +77,19 @@ def named_drafts(
     unknown = sorted(draft_tokenizers.keys() - set(names))
     if unknown:
         raise ValueError(f"`draft_tokenizers` names {', '.join(unknown)}, the drafts are {', '.join(names) or 'none'}.")
-    drafts = {name: _draft(name, model, target, tokenizer, draft_tokenizers.get(name)) for name, model in pairs}
+    drafts = {name: _draft(model, target, tokenizer, draft_tokenizers.get(name)) for name, model in pairs}
     return drafts, methods
 
 
-def _draft(name: str, given, target, tokenizer, draft_tokenizer) -> NamedDraft:
+def _draft(given, target, tokenizer, draft_tokenizer) -> NamedDraft:
+    if isinstance(given, NamedDraft):
+        return given
     if draft_tokenizer is None and isinstance(given, str):
         draft_tokenizer = tokenizer_of_draft(given, tokenizer)
     model: Any = load_draft(given, target)
     checks.check_source(source_of("draft_model", model), checks.unwrap(target, "model"))
     source = given if isinstance(given, str) else model.config.name_or_path
-    return NamedDraft(name, source, model, draft_tokenizer)
+    return NamedDraft(model, draft_tokenizer, source)
 
 
 def _name(model: PreTrainedModel | str) -> str:

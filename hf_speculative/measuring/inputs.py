@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from ..call.prompts import prompt_ids
@@ -84,8 +83,25 @@ def prompts_of(
     Args:
         takes_turns: a list of texts holds the user's messages, turn by turn.
     """
-    read = reader(how, rows)
-    prompts = Prompts(make=partial(_ids_of_turn, model, tokenizer, max_new_tokens, raw))
+    read, is_raw = reader(how, rows), raw or not speaks_chat(tokenizer)
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if model.config.is_encoder_decoder:
+        limit = None
+
+    def ids_of(prompt: Any, index: int) -> list[int]:
+        """Tokenize a prompt, and check that it leaves room for its answer."""
+        ids = prompt_ids(as_chat(prompt, tokenizer, raw), index, model, tokenizer)
+        if limit is not None and len(ids) + max_new_tokens > limit:
+            raise ValueError(
+                f"{len(ids)} tokens and {max_new_tokens} new ones are more than the model's {limit} positions"
+            )
+        return ids
+
+    def ids_of_turn(said: list[dict[str, str]], index: int) -> list[int]:
+        """Tokenize a conversation; without a chat template, as one text."""
+        return ids_of("\n\n".join(message["content"] for message in said) if is_raw else said, index)
+
+    prompts = Prompts(make=ids_of_turn)
     for index, row in enumerate(rows):
         if isinstance(row, BadRow):
             prompts.bad_rows.append(row)
@@ -94,7 +110,7 @@ def prompts_of(
             said = _read(read, row)
             is_turns = takes_turns and isinstance(said, list) and said and all(isinstance(one, str) for one in said)
             first, *later = said if is_turns else [said]
-            prompts.ids[index] = _ids(model, tokenizer, max_new_tokens, raw, first, index)
+            prompts.ids[index] = ids_of(first, index)
         except (ValueError, TypeError) as error:
             prompts.bad_rows.append(BadRow(index, str(error)))
             continue
@@ -107,22 +123,6 @@ def prompts_of(
         bad = prompts.bad_rows[0]
         raise ValueError(f"no row of `dataset` can be used; row {bad.index}: {bad.message}.")
     return prompts
-
-
-def _ids(model, tokenizer, max_new_tokens: int, raw: bool, prompt: Any, index: int) -> list[int]:
-    """Tokenize a prompt, and check that it leaves room for its answer."""
-    ids = prompt_ids(as_chat(prompt, tokenizer, raw), index, model, tokenizer)
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if limit is not None and not model.config.is_encoder_decoder and len(ids) + max_new_tokens > limit:
-        raise ValueError(f"{len(ids)} tokens and {max_new_tokens} new ones are more than the model's {limit} positions")
-    return ids
-
-
-def _ids_of_turn(model, tokenizer, max_new_tokens: int, raw: bool, said: list[dict[str, str]], index: int) -> list[int]:
-    """Tokenize a conversation; without a chat template, as one text."""
-    is_text = raw or not speaks_chat(tokenizer)
-    prompt = "\n\n".join(message["content"] for message in said) if is_text else said
-    return _ids(model, tokenizer, max_new_tokens, raw, prompt, index)
 
 
 def categories_of(rows: list, how: Reader | None, prompts: Prompts) -> list[str | None]:

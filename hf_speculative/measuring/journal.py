@@ -1,6 +1,8 @@
 """Record results at once, one JSON line for each call of `generate`, so that a killed run can be continued without loss."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -153,6 +155,7 @@ class Journal:
         differences: by setting and index.
         scores: for each setting's name, the task scores of all its texts.
         failures: by setting.
+        file: entries are written to it at once, a whole line at a time.
     """
 
     header: dict[str, Any]
@@ -161,8 +164,10 @@ class Journal:
     differences: dict[tuple[str, int], Difference] = field(default_factory=dict)
     scores: dict[str, dict[str, float | None]] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
+    file: IO[bytes] | None = field(default=None, compare=False)
 
     def add(self, entry: Entry) -> None:
+        """Note an entry."""
         match entry:
             case Call():
                 self.calls[entry.setting, entry.batch] = entry
@@ -172,18 +177,26 @@ class Journal:
                 self.differences[entry.setting, entry.index] = entry
             case Failure():
                 self.failures[entry.setting] = entry
+        if self.file is not None:
+            files.append(self.file, _line(entry), KEPT)
 
-    def entries(self) -> list[dict[str, Any]]:
-        """All lines of a file, in order."""
-        calls = sorted(self.calls.values(), key=lambda call: call.batch)
-        return [
-            {"header": self.header},
-            *(_line(row) for _, row in sorted(self.bad_rows.items())),
-            *map(_line, calls),
-            *map(_line, self.differences.values()),
-            *map(_line, self.failures.values()),
-            *([{"scores": self.scores}] if self.scores else []),
-        ]
+    def merge(self, other: "Journal") -> None:
+        """Add the entries of another journal."""
+        for name in ("calls", "bad_rows", "differences", "scores", "failures"):
+            getattr(self, name).update(getattr(other, name))
+
+    @contextmanager
+    def written_to(self, path: Path | None) -> Iterator[None]:
+        """Write the journal to a file, if any, then each further entry."""
+        if path is None:
+            yield
+            return
+        self.write(path)
+        with path.open("ab", buffering=0) as self.file:  # so that nothing is left to be written when it is closed
+            try:
+                yield
+            finally:
+                self.file = None
 
     @classmethod
     def read(cls, path: Path) -> "Journal":
@@ -219,8 +232,12 @@ class Journal:
         return journal
 
     def write(self, path: Path) -> None:
-        """Writes the whole file in one step: a kill leaves the old file or the new one."""
-        files.write(path, "".join(map(_dumped, self.entries())))
+        """Write the whole file in one step: a kill leaves the old file or the new one."""
+        bad_rows = [row for _, row in sorted(self.bad_rows.items())]
+        calls = sorted(self.calls.values(), key=lambda call: call.batch)
+        entries: list[Entry] = [*bad_rows, *calls, *self.differences.values(), *self.failures.values()]
+        lines = [_dumped({"header": self.header}), *map(_line, entries), _dumped({"scores": self.scores})]
+        files.write(path, "".join(lines))
 
 
 #: of a file that cannot be added to
@@ -230,34 +247,10 @@ KEPT = "the file has all that was decoded before, and the same call continues it
 KINDS: dict[str, type[Entry]] = {"call": Call, "bad_row": BadRow, "difference": Difference, "failure": Failure}
 
 
-def _line(entry: Entry) -> dict[str, Any]:
+def _line(entry: Entry) -> str:
     (key,) = (key for key, kind in KINDS.items() if isinstance(entry, kind))
-    return {key: entry.to_dict() if isinstance(entry, Call) else asdict(entry)}
+    return _dumped({key: entry.to_dict() if isinstance(entry, Call) else asdict(entry)})
 
 
 def _dumped(line: dict[str, Any]) -> str:
     return json.dumps(without_nan(line), ensure_ascii=False, allow_nan=False) + "\n"
-
-
-class Recorder:
-    """Adds to a journal and to its file, if any, a whole line at a time."""
-
-    def __init__(self, journal: Journal, path: Path | None):
-        self.journal = journal
-        self.file: IO[bytes] | None = None
-        if path is not None:
-            journal.write(path)
-            self.file = path.open("ab", buffering=0)  # so that nothing is left to be written when it is closed
-
-    def __enter__(self) -> "Recorder":
-        return self
-
-    def __exit__(self, *exception) -> None:
-        if self.file is not None:
-            self.file.close()
-
-    def add(self, entry: Entry) -> None:
-        """Note an entry, and append its line to the file."""
-        self.journal.add(entry)
-        if self.file is not None:
-            files.append(self.file, _dumped(_line(entry)), KEPT)

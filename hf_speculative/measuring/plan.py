@@ -93,11 +93,7 @@ class Plan:
             header[of_drafts] = {name: value for h in headers for name, value in h[of_drafts].items()}
         merged = Journal(header)
         for journal in journals:
-            merged.calls |= journal.calls
-            merged.bad_rows |= journal.bad_rows
-            merged.differences |= journal.differences
-            merged.scores |= journal.scores
-            merged.failures |= journal.failures
+            merged.merge(journal)
         return merged
 
     def path_of(self, processes: Processes) -> Path | None:

@@ -29,11 +29,7 @@ class Recommendation:
 
     @classmethod
     def of(
-        cls,
-        speedups: Mapping[Setting, Speedup],
-        plain: Setting,
-        lead: Callable[[Setting, Setting], Speedup | None],
-        spread_name: str = INTERVAL,
+        cls, speedups: Mapping[Setting, Speedup], lead: Callable[[Setting, Setting], Speedup | None], spread_name: str
     ) -> "Recommendation":
         """Recommend from the speedups of one temperature's drafts, one or more.
 
@@ -43,11 +39,11 @@ class Recommendation:
         best, *others = sorted(speedups, key=lambda setting: speedups[setting].median, reverse=True)
         speedup = speedups[best]
         if speedup.is_gain:
-            runner_up = others[0] if others else None
+            runner_up = next(iter(others), None)
             ahead = None if runner_up is None else lead(best, runner_up)
             return cls(best, best, speedup, runner_up, ahead, spread_name)
         loses = all(found.is_loss for found in speedups.values())
-        return cls(plain if loses else None, best, speedup, spread_name=spread_name)
+        return cls(best.baseline if loses else None, best, speedup, spread_name=spread_name)
 
     @property
     def is_gain(self) -> bool:
@@ -67,11 +63,6 @@ class Recommendation:
         return self._figure if self.is_gain else "plain"
 
     @property
-    def is_draw(self) -> bool:
-        """Whether two drafts beat plain decoding and the figures do not tell which is faster."""
-        return self.is_gain and not self.is_clear
-
-    @property
     def _figure(self) -> str:
         spread = self.speedup.spread
         return str(self.speedup) if spread is None else f"{self.speedup} ({spread[0]:.2f} to {spread[1]:.2f})"
@@ -81,10 +72,14 @@ class Recommendation:
         """The recommendation in a sentence or two."""
         speedup, best = self.speedup, f'"{self.best.label}"'
         if self.is_gain:
-            rival = "" if self.runner_up is None else f'"{self.runner_up.label}"'
-            if self.is_draw:
-                return f"a draw: take {best}, {self._figure} plain decoding, or {rival}; the figures do not tell which."
-            return f"take {best}, {self._figure} plain decoding{self._ahead(rival)}."
+            taken, rival = (
+                f"{best}, {self._figure} plain decoding",
+                f'"{self.runner_up.label}"' if self.runner_up else "",
+            )
+            if not self.is_clear:
+                return f"a draw: take {taken}, or {rival}; the figures do not tell which."
+            ahead = f", {percent(self.lead.median - 1, 1)} faster than the next, {rival}" if self.lead else ""
+            return f"take {taken}{ahead}."
         if self.setting is not None:
             return f"decode plainly, no draft is faster here; the best, {best}, is at {speedup} plain decoding."
         if speedup.spread is None:
@@ -94,9 +89,6 @@ class Recommendation:
         verdict = "no recommendation" if speedup.is_loss else "too close to tell"
         spread = f"a {self.spread_name}" if self.spread_name == INTERVAL else self.spread_name
         return f"{verdict}: {best} is at {speedup} plain decoding, with {spread} of {low:.2f} to {high:.2f}."
-
-    def _ahead(self, rival: str) -> str:
-        return "" if self.lead is None else f", {percent(self.lead.median - 1, 1)} faster than the next, {rival}"
 
     def __str__(self) -> str:
         return f"{temperature_name(self.best.temperature)}: {self.advice}"

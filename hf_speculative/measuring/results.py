@@ -1,7 +1,7 @@
 """The results of an evaluation: totals by setting, and recommendations."""
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,13 @@ class Evaluation:
             raise ValueError(
                 f"`by={by!r}`: give 'setting' for a line each, or 'prompt' for one for each prompt under each."
             )
-        if by == "setting":
-            lines = [of_setting(self.totals(setting)) for setting in self.settings]
-        else:
-            lines = [line for setting in self.settings for line in self._of_prompts(setting)]
+        lines: list[dict[str, Any]] = []
+        for setting in self.settings:
+            if by == "setting":
+                lines.append(of_setting(self.totals(setting)))
+            else:
+                calls, plain = self.calls[setting.name], self.calls[setting.baseline.name]
+                lines += of_prompts(setting, calls, plain, self.speedups(setting))
         return pd.DataFrame(lines, columns=None if lines else INDEX[by]).set_index(INDEX[by])
 
     def to_csv(self, path: str | Path, by: str = "setting") -> None:
@@ -119,8 +122,8 @@ class Evaluation:
         """Sum up one setting, plain decoding included. Speedups are over batches that both ways decoded."""
         calls = self.calls[setting.name]
         rivals = [s for s in self.settings if s.rival and setting.is_ours and s.temperature == setting.temperature]
-        over = {rival.label: self._ratio(setting, rival) for rival in rivals}
-        is_too_short = self.is_too_short(setting)
+        over = {rival.label: self._speedup(setting, rival) for rival in rivals}
+        is_too_short, identical = self.is_too_short(setting), self.identical(setting)
         counts = Statistics()
         for call in calls.values():
             if call.statistics is not None:
@@ -133,11 +136,13 @@ class Evaluation:
             num_new_tokens=sum(call.num_new_tokens for call in calls.values()),
             seconds=sum(call.seconds for call in calls.values()),
             tokens_per_second=statistics.median(speeds) if speeds and not is_too_short else None,
-            num_identical=sum(self.identical(setting).values()) if setting.is_exact and not setting.is_plain else None,
+            num_target_passes=sum(call.num_target_passes for call in calls.values()),
+            num_identical=sum(identical.values()) if setting.is_exact and not setting.is_plain else None,
+            num_compared=len(identical),
             speedup=self._speedup(setting),
             statistics=counts if setting.is_ours else None,
             scores=self.journal.scores.get(setting.name, {}),
-            decoding=self._speedup(setting, lambda call: call.decoding),
+            decoding=self._speedup(setting, part=lambda call: call.decoding),
             first_seconds=_median(call.first_seconds for call in calls.values()),
             peak_bytes=max((call.peak_bytes for call in calls.values() if call.peak_bytes is not None), default=None),
             over={name: found for name, found in over.items() if found is not None},
@@ -155,10 +160,7 @@ class Evaluation:
         """Which setting to use at a temperature; `None` before anything was measured."""
         drafts = [s for s in self.settings if s.temperature == temperature and s.is_ours]
         speedups = {setting: found for setting in drafts if (found := self._speedup(setting)) is not None}
-        if not speedups:
-            return None
-
-        return Recommendation.of(speedups, Setting(temperature=temperature), self._ratio, self.spread_name)
+        return Recommendation.of(speedups, self._speedup, self.spread_name) if speedups else None
 
     @property
     def recommendations(self) -> list[Recommendation]:
@@ -168,15 +170,9 @@ class Evaluation:
 
     def speedups(self, setting: Setting) -> dict[int, Speedup]:
         """The speedup of each batch that is done under the setting and plainly, by its number; none of plain decoding."""
-        if setting.is_plain:
-            return {}
-        ours, theirs = self.calls[setting.name], self.calls[setting.baseline.name]
-        found = (
-            (batch, Speedup.of([(call.work, theirs[batch].work)], self._spread))
-            for batch, call in ours.items()
-            if batch in theirs
-        )
-        return {batch: speedup for batch, speedup in found if speedup is not None}
+        pairs = {} if setting.is_plain else self.pairs(setting, setting.baseline)
+        found = {batch: Speedup.of([pair], self._spread) for batch, pair in pairs.items()}
+        return {batch: speedup for batch, speedup in found.items() if speedup is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Header, totals and recommendations, ready for JSON."""
@@ -201,33 +197,26 @@ class Evaluation:
                         found[row.index] = found.get(row.index, True) and row.new_ids == expected[row.index]
         return found
 
-    def _of_prompts(self, setting: Setting) -> Iterator[dict[str, Any]]:
-        calls, plain = self.calls[setting.name], self.calls[setting.baseline.name]
-        return of_prompts(setting, calls, plain, self.speedups(setting))
-
     @property
     def _spread(self) -> Spread:
         return quartiles if self.spread_name == QUARTILES else interval
 
-    def _speedup(self, setting: Setting, part: Part = lambda call: call.work) -> Speedup | None:
-        """Over plain decoding, of whole calls or of a part of each."""
-        if setting.is_plain or self.is_too_short(setting):
+    def _speedup(
+        self, setting: Setting, other: Setting | None = None, part: Part = lambda call: call.work
+    ) -> Speedup | None:
+        """Over another setting, by default plain decoding, of whole calls or of a part of each."""
+        other = setting.baseline if other is None else other
+        if setting == other or self.is_too_short(setting) or self.is_too_short(other):
             return None
-        return Speedup.of(self.pairs(setting, setting.baseline, part), self._spread)
-
-    def _ratio(self, setting: Setting, other: Setting) -> Speedup | None:
-        """Over a setting that is not plain decoding."""
-        if self.is_too_short(setting) or self.is_too_short(other):
-            return None
-        return Speedup.of(self.pairs(setting, other), self._spread)
+        return Speedup.of(self.pairs(setting, other, part).values(), self._spread)
 
     def pairs(
         self, setting: Setting, other: Setting, part: Part = lambda call: call.work
-    ) -> Iterator[tuple[Work, Work]]:
+    ) -> dict[int, tuple[Work, Work]]:
         """The work of both settings for each batch that both have done."""
         ours, theirs = self.calls[setting.name], self.calls.get(other.name, {})
-        both = ((part(call), part(theirs[batch])) for batch, call in ours.items() if batch in theirs)
-        return ((own, plain) for own, plain in both if own is not None and plain is not None)
+        both = ((batch, part(call), part(theirs[batch])) for batch, call in ours.items() if batch in theirs)
+        return {batch: (own, plain) for batch, own, plain in both if own is not None and plain is not None}
 
 
 def user_speed(row: Row) -> float | None:

@@ -21,7 +21,7 @@ from ..tokenizers.loading import tokenizer_of
 from .decoder import Decoder
 from .drafts import Drafts, named_drafts
 from .inputs import Prompts, Task, categories_of, prompts_of
-from .journal import BadRow, Recorder
+from .journal import BadRow
 from .plan import Plan, header_of
 from .processes import Processes
 from .progress import Shown
@@ -188,6 +188,21 @@ def evaluate(
         return _run(plan, prompts, decoder, processes, task, progress, skip_failing, minutes)
 
 
+def evaluate_until_stopped(*args, results: Path, **kwargs) -> tuple[Evaluation, bool]:
+    """`evaluate`; after Ctrl-C what was measured so far. And whether it was stopped.
+
+    Raises:
+        KeyboardInterrupt: nothing was measured.
+    """
+    begun = time.time()
+    try:
+        return evaluate(*args, results=results, **kwargs), False
+    except KeyboardInterrupt:
+        if not results.exists() or results.stat().st_mtime < begun:  # the file is an earlier run's
+            raise
+        return Evaluation.load(results), True
+
+
 def _run(
     plan: Plan,
     prompts: Prompts,
@@ -207,8 +222,8 @@ def _run(
     repeats, deadline = plan.header["repeats"], math.inf if minutes is None else time.monotonic() + 60 * minutes
     total = sum(map(len, mine)) * len(plan.settings) * repeats
     shown = Shown(progress and processes.rank == 0, total)
-    with Recorder(journal, plan.path_of(processes)) as recorder, shown:
-        runner = Runner(decoder, plan.settings, recorder, repeats, skip_failing, shown.set_description, shown.count)
+    with journal.written_to(plan.path_of(processes)), shown:
+        runner = Runner(decoder, plan.settings, journal, repeats, skip_failing, shown.set_description, shown.count)
         if skip_failing:
             runner.check()
         missing = [
@@ -241,7 +256,7 @@ def _converse(turns: list[tuple[int, list[int]]], prompts: Prompts, runner: Runn
                 prompts.ask(index, answers)
                 usable.append(index)
             except (ValueError, TypeError) as error:
-                runner.recorder.add(BadRow(index, str(error)))
+                runner.journal.add(BadRow(index, str(error)))
         runner.run(batch, usable, [prompts.ids[index] for index in usable])
         plain = runner.journal.calls.get((runner.settings[0].name, batch * runner.repeats))
         answers |= {} if plain is None else {row.index: row.text for row in plain.rows}

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from .decoder import Decoder
-from .journal import BadRow, Call, Failure, Recorder
+from .journal import BadRow, Call, Failure, Journal
 from .settings import Setting
 
 
@@ -23,13 +23,13 @@ class Runner:
         self,
         decoder: Decoder,
         settings: Sequence[Setting],
-        recorder: Recorder,
+        journal: Journal,
         repeats: int = 1,
         skip_failing: bool = False,
         say: Callable[[str], None] = lambda what: None,
         count: Callable[[Call], None] = lambda call: None,
     ):
-        self.decoder, self.recorder, self.journal = decoder, recorder, recorder.journal
+        self.decoder, self.journal = decoder, journal
         self.settings, self.repeats, self.skip_failing = list(settings), repeats, skip_failing
         self.say, self.count = say, count
 
@@ -96,9 +96,9 @@ class Runner:
                     self._skip(setting, error)
                     continue
                 for index in indices:
-                    self.recorder.add(BadRow(index, f"{setting.name}: {_told(error)}"))
+                    self.journal.add(BadRow(index, f"{setting.name}: {_told(error)}"))
                 break
-            self.recorder.add(call)
+            self.journal.add(call)
             self.count(call)
         for number in range(batch * self.repeats, (batch + 1) * self.repeats):
             self._compare(number, ids)
@@ -111,12 +111,12 @@ class Runner:
                 continue
             for row, expected, prompt in zip(call.rows, plain.rows, prompts, strict=True):
                 if row.new_ids != expected.new_ids and (setting.name, row.index) not in self.journal.differences:
-                    self.recorder.add(self.decoder.difference(setting, prompt, expected, row))
+                    self.journal.add(self.decoder.difference(setting, prompt, expected, row))
 
     def _skip(self, setting: Setting, error: Exception) -> None:
         if setting.is_plain or not self.skip_failing:
             raise error
-        self.recorder.add(Failure(setting.name, _told(error)))
+        self.journal.add(Failure(setting.name, _told(error)))
 
 
 def _told(error: Exception) -> str:

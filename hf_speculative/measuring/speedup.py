@@ -30,6 +30,10 @@ class Work:
     num_tokens: int
     seconds: float
 
+    @property
+    def speed(self) -> float:
+        return self.num_tokens / self.seconds
+
 
 def quartiles(ratios: Sequence[float]) -> tuple[float, float] | None:
     """The lower and upper quartile of a few repeats; `None` for a single one."""
@@ -60,13 +64,12 @@ class Speedup:
 
     Attributes:
         median: of the ratios of tokens per second of all pairs.
-        low, high: their spread; `None` with too few pairs.
+        spread: the lower and upper end of their spread; `None` with too few pairs.
         num_pairs: the number of pairs.
     """
 
     median: float
-    low: float | None
-    high: float | None
+    spread: tuple[float, float] | None
     num_pairs: int
 
     @classmethod
@@ -79,28 +82,18 @@ class Speedup:
         pairs = [pair for pair in pairs if all(work.num_tokens > 0 and work.seconds > 0 for work in pair)]
         if not pairs:
             return None
-        ratios = [_speed(own) / _speed(other) for own, other in pairs]
-        low, high = spread(ratios) or (None, None)
-        return cls(statistics.median(ratios), low, high, len(pairs))
+        ratios = [own.speed / other.speed for own, other in pairs]
+        return cls(statistics.median(ratios), spread(ratios), len(pairs))
 
     @property
     def is_gain(self) -> bool:
         """Whether it is faster by more than the spread."""
-        return self.low is not None and self.low > 1
+        return self.spread is not None and self.spread[0] > 1
 
     @property
     def is_loss(self) -> bool:
         """Whether it is slower by more than the spread."""
-        return self.high is not None and self.high < 1
-
-    @property
-    def spread(self) -> tuple[float, float] | None:
-        """`(low, high)`; `None` with too few pairs."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
+        return self.spread is not None and self.spread[1] < 1
 
     def __str__(self) -> str:
         return f"{self.median:.2f}x"
-
-
-def _speed(work: Work) -> float:
-    return work.num_tokens / work.seconds

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, meta
-
 from ..command.arguments import DATA_FILES
 from .journal import BadRow
 from .rows import read_rows, reader
@@ -85,17 +83,14 @@ def questions(asked: str, num_prompts: int | None = None) -> "Dataset":
         known = ", ".join(filter(None, suite.configs)) or "none"
         raise ValueError(f"--suite {asked}: {config!r} is none of its configurations: {known}.")
     rows = _rows(f"--suite {asked}", suite, config or suite.configs[0], file)
-    columns = {*map(str, rows[0])}
-    turns = TURNS if TURNS in columns else suite.turns
-    missing = (meta.find_undeclared_variables(Environment().parse(turns)) or {turns}) - columns
-    if missing:
-        has = ", ".join(sorted(columns))
-        raise ValueError(f"--suite {asked}: the column {', '.join(sorted(missing))} is missing; it has {has}.")
-    read = reader(turns, rows)
+    try:
+        read = reader(TURNS if TURNS in rows[0] else suite.turns, rows, "turns")
+        told = [read(row) for row in rows]
+    except ValueError as error:
+        raise ValueError(f"--suite {asked}: {error}") from error
     found: list[dict[str, Any]] = []
-    for index, row in enumerate(rows):
-        said = row[turns] if turns in columns else read(row)
-        said = [said] if isinstance(said, str) else said
+    for index, (row, one) in enumerate(zip(rows, told, strict=True)):
+        said = [one] if isinstance(one, str) else one
         if not isinstance(said, list) or not said or not all(isinstance(one, str) and one for one in said):
             raise ValueError(f"--suite {asked}: row {index} has {str(said)[:60]!r} in place of what a user says.")
         found.append({TURNS: list(said), CATEGORY: str(row.get(suite.category) or "")})

@@ -22,8 +22,10 @@ class Totals:
         num_prompts: prompts decoded.
         seconds: wall time of its `generate` calls.
         tokens_per_second: the median over calls, each of one batch; `None` without any.
+        num_target_passes: forward passes of the target; 0 if unknown.
         num_identical: texts equal to plain decoding's token for token; `None` for sampling that promises the distribution
             alone.
+        num_compared: texts that were decoded both ways and should be equal.
         speedup: over plain decoding, batch by batch; `None` for plain decoding, and before anything was measured.
         statistics: counts over all prompts, and times by stage; `None` for plain decoding.
         scores: task scores by name.
@@ -40,7 +42,9 @@ class Totals:
     num_new_tokens: int
     seconds: float
     tokens_per_second: float | None
+    num_target_passes: int
     num_identical: int | None
+    num_compared: int
     speedup: Speedup | None
     statistics: Statistics | None
     scores: dict[str, float | None] = field(default_factory=dict)
@@ -52,14 +56,9 @@ class Totals:
     user_tokens_per_second: float | None = None
 
     @property
-    def has_rates(self) -> bool:
-        """Whether its counts suffice for rates."""
-        return self.statistics is not None and not self.is_too_short
-
-    @property
     def length_error(self) -> float | None:
         """Half the 95 % interval of the mean acceptance length, a ratio of sums over prompts (Cochran 1977, section 6.3)."""
-        rows = self.statistics.rows if self.has_rates and self.statistics is not None else []
+        rows = [] if self.statistics is None or self.is_too_short else self.statistics.rows
         steps = sum(row.num_spec_steps for row in rows)
         if len(rows) < 2 or not steps:
             return None

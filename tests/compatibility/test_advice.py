@@ -19,11 +19,7 @@ VERDICTS = {
     "poor": (measured(POOR), False, "Not worth it: decode plainly. Greedy: decode plainly, no draft is faster here"),
     "fair": (measured(FAIR), None, 'Too close to tell. Greedy: too close to tell: "a, 2 tokens" is at 1.00x'),
     "one": (measured([2.0], [9.0], [4.0]), None, "Greedy: too few batches to tell, 1 where it takes 2; so far"),
-    "none": (
-        measured([], [], []),
-        False,
-        "Greedy: no source could be measured.",
-    ),
+    "none": (measured([], [], []), False, "Greedy: no source could be measured."),
 }
 
 

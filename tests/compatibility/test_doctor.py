@@ -44,7 +44,7 @@ def made_small(monkeypatch):
 
 def read(target, heads):
     """Readings of heads by name, all on the same texts."""
-    drafts = {name: NamedDraft(name, "", head) for name, (_, head) in heads.items()}
+    drafts = {name: NamedDraft(head) for name, (_, head) in heads.items()}
     settings = [Setting(draft_model=name, num_draft_tokens=1) for name in heads]
     found = short_evaluation(target, None, drafts, settings, PROMPTS, 1, 1e9)
     totals = {setting.draft: found.totals(setting) for setting in found.settings}

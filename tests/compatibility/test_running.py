@@ -21,7 +21,7 @@ GREEDY = Setting(draft_model="draft", num_draft_tokens=3)
 
 
 def tried(target, draft, settings=(GREEDY,), batch_size=1, seconds=1e9, **more):
-    drafts = {"draft": NamedDraft("draft", "", draft)}
+    drafts = {"draft": NamedDraft(draft)}
     return short_evaluation(target, None, drafts, settings, PROMPTS, batch_size, seconds, **more)
 
 
@@ -52,7 +52,7 @@ def test_every_source_on_the_same_texts(target, twin):
         if not setting.is_plain and not setting.temperature:
             assert found.totals(setting).num_identical == 4, setting
     assert found.totals(Setting(**of_draft("draft")[0])).statistics.draft_acceptance_rate == 1
-    assert found.spread_name == "quartiles" and found.totals(found.settings[1]).speedup.low is not None
+    assert found.spread_name == "quartiles" and found.totals(found.settings[1]).speedup.spread is not None
 
 
 def test_time_is_bounded(target, twin, monkeypatch):

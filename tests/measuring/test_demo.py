@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 from hf_speculative import embedded_pair
 from hf_speculative.cli import app
 from hf_speculative.measuring.commands import demo
-from hf_speculative.measuring.comparison import Comparison
+from hf_speculative.measuring.comparison import Texts
+from hf_speculative.measuring.drafts import NamedDraft
 
 PAIR = embedded_pair()
 
@@ -56,8 +57,10 @@ def test_a_chat_model_answers(monkeypatch):
 
 @pytest.mark.parametrize("scene", demo.CODE, ids=lambda scene: scene.title.split(",")[0])
 def test_both_texts_are_the_same_and_come_in_time(scene):
-    run = Comparison(*PAIR, None, scene.setting, seed=scene.seed, max_new_tokens=24, **scene.kwargs)
-    plain, ours = run.timelines(scene.prompt)
+    target, draft, tokenizer = PAIR
+    drafts = {"draft": NamedDraft(draft)}
+    texts = Texts(target, drafts, tokenizer, scene.setting, max_new_tokens=24, **scene.kwargs)
+    plain, ours = texts.timelines(scene.prompt)
     assert "".join(piece.text for piece in plain) == "".join(piece.text for piece in ours)
     assert len(plain) == 24 and any(piece.is_from_draft for piece in ours) and not any(p.is_from_draft for p in plain)
     for pieces in (plain, ours):

@@ -11,9 +11,11 @@ from hf_speculative.cli import app
 from hf_speculative.embedded import DEMO_PROMPTS
 from hf_speculative.measuring import Setting, calls, decoder
 from hf_speculative.measuring.commands import prompts
-from hf_speculative.measuring.comparison import Comparison
+from hf_speculative.measuring.comparison import Texts
+from hf_speculative.measuring.drafts import NamedDraft
 from tests.architectures.check import build
 from tests.support import tongues
+from tests.support.evaluations import kill_after
 
 
 @pytest.fixture
@@ -60,22 +62,26 @@ def test_sampling_is_not_called_identical_unless_it_is_reproducible(run):
     assert "identical" not in run(*sampled).output and "1 of 1" in run(*sampled, "--reproducible").output
 
 
+def texts_of(target, draft, tokenizer):
+    setting = Setting(draft_model="draft", num_draft_tokens=3)
+    return Texts(target, {"draft": NamedDraft(draft)}, tokenizer, setting, max_new_tokens=12)
+
+
 def test_text_is_streamed_a_round_at_a_time():
-    setting, pair = Setting(draft_model="draft", num_draft_tokens=3), embedded_pair()
-    one, passes = Comparison(*pair, None, setting, max_new_tokens=12), []
-    pair[0].register_forward_pre_hook(lambda *_: passes.append(1))
+    target, draft, tokenizer = embedded_pair()
+    one, passes = texts_of(target, draft, tokenizer), []
+    target.register_forward_pre_hook(lambda *_: passes.append(1))
     stream = one.stream(DEMO_PROMPTS[0])
     pieces = [next(stream)]
     assert len(passes) == 1, "the first token is there before the second pass"
     pieces += stream
-    num_passes = len(passes)
-    (row,) = one.compare([DEMO_PROMPTS[0]])
-    assert pieces == row["pieces"] and row["json"]["identical"]
-    assert sum(from_draft for _, from_draft in pieces) == 12 - num_passes
-    stream = one.stream(DEMO_PROMPTS[0])
-    next(stream)
-    stream.close()  # as Ctrl-C does
-    assert one.compare([DEMO_PROMPTS[0]])[0]["json"]["identical"]
+    assert sum(from_draft for _, from_draft in pieces) == 12 - len(passes)
+    next(interrupted := one.stream(DEMO_PROMPTS[0]))
+    interrupted.close()  # as Ctrl-C does
+    assert list(one.stream(DEMO_PROMPTS[0])) == pieces
+    ids = tokenizer(DEMO_PROMPTS[0], return_tensors="pt")
+    expected = target.generate(**ids, max_new_tokens=12, do_sample=False)[0]
+    assert DEMO_PROMPTS[0] + "".join(text for text, _ in pieces) == tokenizer.decode(expected)
 
 
 @pytest.mark.slow
@@ -104,25 +110,21 @@ def clock(monkeypatch):
     monkeypatch.setattr(calls, "timed", lambda call, device: (call(), next(seconds)))
 
 
-@pytest.mark.parametrize("args", [("--num-draft-tokens", 4), ()])
-def test_where_nothing_was_drafted_there_is_no_nan(run, clock, args):
-    shown = run("x = 1", "--max-new-tokens", 1, *args).output
+def test_where_nothing_was_drafted_there_is_no_nan(run, clock):
+    shown = run("x = 1", "--max-new-tokens", 1, "--num-draft-tokens", 4).output
     assert "nothing was drafted" in shown and "nan" not in shown and "accepted" not in shown
 
 
 def test_totals_as_json_have_no_nan(run, clock):
-    def refuse(constant):
-        raise AssertionError(constant)
-
     lines = run("x = 1", "--max-new-tokens", 1, "--num-draft-tokens", 4, "--json").stdout.splitlines()
-    total = [json.loads(line, parse_constant=refuse) for line in lines][-1]["total"]
+    total = json.loads(lines[-1], parse_constant=pytest.fail)["total"]
     assert total["speedup"] == 3 and total["plain"]["num_new_tokens"] == 3
 
 
 def test_a_model_whose_text_has_no_prompt_in_front_is_refused():
     t5, tokenizer = build("seq2seq", "t5"), embedded_pair()[2]
-    with pytest.raises(ValueError, match="takes decoder-only models"):
-        Comparison(t5, t5, tokenizer, None, Setting(draft_model="draft", num_draft_tokens=3))
+    with pytest.raises(ValueError, match="give a decoder-only model"):
+        texts_of(t5, t5, tokenizer)
 
 
 def test_a_draft_with_another_tokenizer(run, tmp_path):
@@ -148,15 +150,7 @@ def test_several_prompts_in_a_batch(run):
 
 
 def test_results_so_far_are_not_lost(run, monkeypatch):
-    original, begun = Comparison.compare, []
-
-    def interrupted(*args, **kwargs):
-        begun.append(1)
-        if len(begun) == 3:
-            raise KeyboardInterrupt
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(Comparison, "compare", interrupted)
+    kill_after(monkeypatch, 4)  # in the third prompt
     result = run(*(f"x = {i}" for i in range(5)), "--json")
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert result.exit_code == 130, "a script goes on after 0"
@@ -164,16 +158,17 @@ def test_results_so_far_are_not_lost(run, monkeypatch):
 
 
 def test_a_prompt_that_fails_is_reported_and_skipped(run, monkeypatch):
-    original = Comparison.compare
+    decode = decoder.Decoder.decode
 
-    def fails_on_b(self, prompts, *args, **kwargs):
-        if prompts == ["b"]:
+    def fails_on_one(self, setting, batch, indices, ids):
+        if indices == [1]:
             raise RuntimeError("too long")
-        return original(self, prompts, *args, **kwargs)
+        return decode(self, setting, batch, indices, ids)
 
-    monkeypatch.setattr(Comparison, "compare", fails_on_b)
+    monkeypatch.setattr(decoder.Decoder, "decode", fails_on_one)
     result = run("a", "b", "c")
-    assert "2 of 2" in result.output and "'b' on: too long" in result.stderr
+    assert "2 of 2" in result.output and re.search(r"row 1: .*, greedy: RuntimeError: too long", result.output)
+    assert re.search(r"skipped 'b': .*, greedy: RuntimeError: too long", run("a", "b", "c", "--json").stderr)
 
 
 @pytest.mark.parametrize(

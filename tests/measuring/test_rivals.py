@@ -29,7 +29,7 @@ def copying(model, num_wrong=0):
 def test_assisted_generation_is_exact_and_its_passes_are_counted(evaluate, model, small):
     before = small.generation_config.to_dict()
     rival = Setting(rival="assisted", num_draft_tokens=3)
-    rivals = [assisted(model, NamedDraft("draft", "", small))]
+    rivals = [assisted(model, NamedDraft(small))]
     evaluation = evaluate(num_draft_tokens=(4,), settings=[OURS, rival], rivals=rivals)
     ours, theirs = evaluation.totals(OURS), evaluation.totals(rival)
     assert theirs.num_identical == ours.num_identical == 5 and not evaluation.differences
@@ -52,7 +52,7 @@ def test_a_rival_of_one_s_own_is_compared_token_for_token(evaluate, model):
 
 
 def test_who_is_refused(evaluate, model, small):
-    rivals = [assisted(model, NamedDraft("draft", "", small))]
+    rivals = [assisted(model, NamedDraft(small))]
     for options, message in (
         ({"settings": [OURS, Setting(rival="other")], "rivals": rivals}, "names none of `rivals`: assisted"),
         ({"rivals": rivals, "batch_size": 2}, "assisted takes 1 at most"),

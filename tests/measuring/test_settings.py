@@ -42,7 +42,7 @@ def test_a_source_is_evaluated_and_reported_by_being_in_the_tuple(toy, evaluate,
     assert not evaluation.differences
     assert evaluation.totals(evaluation.settings[1]).statistics.num_draft_tokens > 0
     assert hs.Evaluation.load(tmp_path / "out.jsonl").settings == evaluation.settings
-    page.write(evaluation, tmp_path / "page.html")
+    page.write({"": evaluation}, tmp_path / "page.html")
     assert "toy, adaptive length" in (tmp_path / "page.html").read_text(encoding="utf-8")
     card = hs.card(evaluation)
     assert "toy, 2 tokens" in card and ", draft_model='toy'" in re.search(r"```python\n(.*?)```", card, re.S)[1]

@@ -11,7 +11,6 @@ import hf_speculative as hs
 from hf_speculative.cli import app
 from hf_speculative.hub.export import export_generate
 from hf_speculative.measuring import decoder
-from hf_speculative.measuring.journal import Recorder
 from hf_speculative.reports import files
 
 ROWS = ["import os\n", "def main():\n", "class A:\n"]
@@ -106,17 +105,17 @@ class NearlyFull:
 
 
 def test_results_of_before_a_disk_was_full_are_kept(tmp_path, evaluate, monkeypatch):
-    path, enter = tmp_path / "out.jsonl", Recorder.__enter__
+    path, append, nearly_full = tmp_path / "out.jsonl", files.append, []
     whole = evaluate(results=path)
     room = len(path.read_bytes().rpartition(b"\n")[0]) // 2
     path.unlink()
 
-    def fills_up(recorder):
-        recorder.file = NearlyFull(recorder.file, room)
-        return enter(recorder)
+    def fills_up(file, *args):
+        nearly_full[:] = nearly_full or [NearlyFull(file, room)]
+        append(nearly_full[0], *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "__enter__", fills_up)
+        patch.setattr(files, "append", fills_up)
         with pytest.raises(OSError, match=r"the file has all that was decoded before.*once there is room.*out\.jsonl"):
             evaluate(results=path)
     assert not path.read_bytes().endswith(b"\n"), "a line that had no room"

@@ -26,12 +26,12 @@ from ...command.interrupts import STOPPED, ends_at_once
 from ...command.settings import setting, with_settings
 from ...command.terminal import quiet_transformers
 from ...reports import files
-from ..bench import DEFAULT_METHODS, METHODS, cells, sweep
+from ..bench import DEFAULT_METHODS, METHODS
 from .evaluate import ADAPTIVE, LENGTHS, draft_lengths
 
 # Nothing that imports torch: `--help` answers at once.
 if TYPE_CHECKING:
-    from ..bench import Pair
+    from ..bench import Pair, Place
     from ..render.suites import Run
     from ..results import Evaluation
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 #: the heading of options about suites
 SUITES = "Suites"
 SUITE = (
-    "Questions instead of built-in prompts: a suite, as NAME, NAME/CONFIG or NAME=FILE, or a FILE with a column turns or "
-    "prompt. Repeat the option for several. Temperatures and batch sizes are combined."
+    "Questions instead of built-in text: a suite, as NAME, NAME/CONFIG or NAME=FILE, or a FILE with a column turns or "
+    "prompt. Repeat the option for several."
 )
 COMPARE = "A file of --json to show beside this run. Repeat the option for several. Without --suite, only show."
-OPTIMIZE = "Decode on compiled passes and packed weights, plainly too, in every cell. Default: eager."
+OPTIMIZE = "Decode on compiled passes and packed weights, plainly too. Default: eager."
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,13 @@ class Options:
     draft_tokens: str = option("num_draft_tokens", default=f"4,{ADAPTIVE}", also=LENGTHS)
     suite: list[str] | None = setting(None, SUITE, panel=SUITES)
     num_prompts: int = setting(80, "Conversations of each suite: a sample.", least=1, panel=SUITES)
-    minutes: float | None = setting(None, "Time to measure: figures are of a sample.", above=0.0, panel=SUITES)
     compare: list[Path] | None = setting(None, COMPARE, panel=SUITES)
-    by: str | None = setting(None, "Who measured, for a table to contribute.", panel=SUITES)
-    optimize: bool = setting(False, OPTIMIZE, panel=SUITES)
+    minutes: float | None = setting(None, "Time to measure: figures are of a sample.", above=0.0)
+    by: str | None = setting(None, "Who measured, for a table to contribute.")
+    optimize: bool = setting(False, OPTIMIZE)
     batch: str = setting("1", "Prompts decoded together: the concurrency.")
-    context: str = setting("64", "Length of each built-in prompt, in tokens.")
+    context: str = setting("64", "Length of each prompt of built-in text, in tokens.")
     temperature: str = setting("0", "0 is greedy.")
-    grid: bool = setting(
-        False, "Measure all combinations of the lists. Default: one list at a time, the others at their first value."
-    )
     new_tokens: int | None = setting(None, "Tokens for each prompt. Default: 64; of a suite, 512 at most.", least=2)
     repeats: int | None = setting(None, "Interleaved repeats, for quartiles. Default: 3; of a suite, 1.", least=1)
     methods: str = setting(
@@ -72,9 +69,7 @@ class Options:
     )
     raw: bool = raw_setting()
     machine: Machine = field(default_factory=Machine)
-    results: Path | None = setting(
-        None, "Folder of results, one file for each batch size and context. The same command continues them."
-    )
+    results: Path | None = setting(None, "Folder of results, one file for each cell. The same command continues them.")
     report: Path | None = setting(
         None, "Write all tables to this file: Markdown if it ends in .md, else one HTML page."
     )
@@ -84,16 +79,10 @@ class Options:
     def __post_init__(self):
         check_models(model=self.model, draft_model=self.draft_model)
         check_outputs(json=self.json_file, report=self.report)
-        only = {
-            "minutes": self.minutes,
-            "by": self.by,
-            "optimize": self.optimize,
-            "num-prompts": self.num_prompts != 80,
-        }
-        if self.suite:
-            only = {"context": self.context != "64", "grid": self.grid}
-        for name in (name for name, is_given in only.items() if is_given):
-            raise ValueError(f"--{name} has no effect {'beside' if self.suite else 'without'} --suite: leave it out.")
+        if self.suite and self.context != "64":
+            raise ValueError("--context has no effect beside --suite: leave it out.")
+        if self.num_prompts != 80 and not self.suite:
+            raise ValueError("--num-prompts has no effect without --suite: leave it out.")
         if self.repeats == 1 and not self.suite:
             raise ValueError("--repeats 1 has no spread: give 2 or more.")
 
@@ -106,20 +95,18 @@ def bench(settings: Options) -> None:
 
     Your own pair:  hf-speculative bench --model Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B --batch 1,4
 
-    Draft lengths, compiled as well:  hf-speculative bench --draft-tokens 2,4,6 --methods draft,compiled
+    Draft lengths, compiled as well:  hf-speculative bench --draft-tokens 2,4,6 --methods draft,optimized
 
     An HTML page and a JSON file:  hf-speculative bench --batch 1,2,4,8 --report bench.html --json bench.json
 
     The papers' tables:  hf-speculative bench --suite humaneval --suite mt-bench --batch 1,8 --temperature 0,1 --json mine.json
 
-    Lists are written with commas. The first value of --batch, --context and --temperature is the base. Each further one is
-    measured with the others at their base; --grid measures all combinations. All methods decode the same prompts in turn, after
-    a warm-up that does not count. Ctrl-C keeps what was measured.
+    Lists are written with commas: each suite, or length of built-in text, is measured at every temperature and batch size. All
+    methods decode the same prompts in turn, after a warm-up that does not count. Ctrl-C keeps what was measured.
     """
     with ends_at_once():  # not above, since it imports torch
         from ...generation import attach
         from .. import bench as benchmarks
-        from ..render import page, screen
         from ..render import suites as tables
         from ..results import Evaluation
         from ..suites import questions
@@ -128,79 +115,70 @@ def bench(settings: Options) -> None:
     quiet_transformers()
     runs = [tables.load(path) for path in settings.compare or ()]
     if runs and not settings.suite:
-        _show_runs(settings, out, runs)
+        _show(settings, out, runs, {})
         return
     batches = numbers("--batch", settings.batch, int)
     temperatures = numbers("--temperature", settings.temperature, float)
-    contexts = numbers("--context", settings.context, int)
+    lengths = [
+        n if n is None else checked("num_draft_tokens", n)
+        for n in draft_lengths("--draft-tokens", settings.draft_tokens)
+    ]
     with ends_at_once(), err.status("reading the suites"):
         samples = [questions(name, settings.num_prompts) for name in settings.suite or ()]
     suites = {rows.info.dataset_name: rows for rows in samples}
     if len(suites) < len(samples):
         raise ValueError(f"--suite: two have one name, of {', '.join(suites)}: rename a file, or give each once.")
-    places = cells(suites, batches, temperatures) or sweep(batches, contexts, temperatures, settings.grid)
-    lengths = [
-        n if n is None else checked("num_draft_tokens", n)
-        for n in draft_lengths("--draft-tokens", settings.draft_tokens)
-    ]
-    methods = settings.methods.split(",")
-    new_tokens, repeats = settings.new_tokens or (512 if suites else 64), settings.repeats or (1 if suites else 3)
+    names = suites or [f"{benchmarks.CODE}/{length}" for length in numbers("--context", settings.context, int)]
+    places = benchmarks.places_of(names, batches, temperatures)
     with ends_at_once(), err.status("loading the models"):
         pair = _pair(settings)
         if settings.optimize:
             attach(pair.target, optimize=True)
-    found: dict[str, Evaluation] = {}
+    suites = suites or benchmarks.code(pair.tokenizer, names, max(batches), settings.raw)
+    found: dict[Place, Evaluation] = {}
     is_stopped = False
     with ExitStack() as stack:
         folder = settings.results or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         files.make_folder("--results", folder)
-        own = {"raw": settings.raw, "suites": suites, "minutes": settings.minutes}
-        say = functools.partial(err.print, markup=False)
         try:
             found |= benchmarks.bench(
                 pair,
+                suites,
                 places,
-                methods,
+                settings.methods.split(","),
                 lengths,
-                new_tokens,
-                repeats,
+                settings.new_tokens or (512 if settings.suite else 64),
+                settings.repeats or (1 if settings.suite else 3),
                 folder,
-                say=say,
-                **own,  # type: ignore[arg-type]
+                raw=settings.raw,
+                minutes=settings.minutes,
+                say=functools.partial(err.print, markup=False),
             )
         except KeyboardInterrupt:
             is_stopped = True
         for place in places if is_stopped else ():
-            path = benchmarks.file_of(folder, place)
-            if path.exists():
-                found[str(place)] = Evaluation.load(path)
+            if (path := folder / place.file_name).exists():
+                found[place] = Evaluation.load(path)
     if not found:
         raise typer.Exit(STOPPED if is_stopped else 1)
-    if suites:
-        notes = [rows.info.description for rows in samples if rows.info.description]
-        runs = [tables.as_run(found, notes, settings.by), *runs]
-        _show_runs(settings, out, runs, found)
-    else:
-        screen.print_evaluation(out, found, settings.glossary)
-        if settings.report is not None:
-            page.write_report(found, settings.report)
+    notes = [rows.info.description for rows in suites.values() if rows.info.description]
+    run = tables.as_run(found, notes, settings.by)
+    _show(settings, out, [run, *runs], found)
     if settings.json_file is not None:
-        files.write(settings.json_file, json.dumps(runs[0] if suites else page.to_dict(found), indent=1) + "\n")
+        files.write(settings.json_file, json.dumps(run, indent=1) + "\n")
     if is_stopped:
         err.print("stopped: this is what was measured so far.")
         raise typer.Exit(STOPPED)
 
 
-def _show_runs(
-    settings: Options, out: Console, runs: "list[Run]", found: "dict[str, Evaluation] | None" = None
-) -> None:
+def _show(settings: Options, out: Console, runs: "list[Run]", found: "dict[Place, Evaluation]") -> None:
     from ..render import page, screen, suites
 
-    screen.print_suites(out, runs, (found or {}).values())
+    screen.print_suites(out, runs, found, settings.glossary)
     if settings.report is not None and (settings.report.suffix.lower() == ".md" or not found):
         files.write(settings.report, suites.text(runs))
-    elif settings.report is not None and found:
-        page.write_report(found, settings.report)
+    elif settings.report is not None:
+        page.write(found, settings.report)
 
 
 def _pair(settings: Options) -> "Pair":

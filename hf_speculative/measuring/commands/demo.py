@@ -21,9 +21,11 @@ from ...generation import attach
 from ...reports.pages import visible
 from ...reports.terminal import as_text
 from ...reports.timing import timed
-from ..comparison import Comparison, Piece
+from ..comparison import Piece, Texts
+from ..drafts import NamedDraft
 from ..render.screen import STYLES
 from ..results import Evaluation
+from ..run import evaluate
 from ..settings import Setting
 from ..speedup import Speedup, Work, interval
 
@@ -47,7 +49,6 @@ class Scene:
     title: str
     prompt: str
     setting: Setting
-    seed: int = 0
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -57,7 +58,6 @@ class Stage:
 
     Attributes:
         introduction: printed first.
-        is_chat: prompts are questions.
     """
 
     target: PreTrainedModel
@@ -65,7 +65,6 @@ class Stage:
     tokenizer: PreTrainedTokenizerBase
     introduction: str
     scenes: tuple[Scene, ...]
-    is_chat: bool
 
 
 CODE = (
@@ -89,20 +88,21 @@ CODE = (
         kwargs={"top_p": 0.9},
     ),
 )
+GREEDY = Setting(draft_model="draft", num_draft_tokens=6)
 CHAT = (
     Scene(
         "greedy: some code",
         "Write a Python function that returns the even numbers of a list, with a docstring and an example.",
-        Setting(draft_model="draft", num_draft_tokens=6),
+        GREEDY,
     ),
     Scene(
         "greedy: an answer that copies",
         "Correct the spelling: 'The libary opens at nine oclock. Childrens books are on the frist floor, and the cafe is "
         "next to the entrence.' Then write the corrected text once more.",
-        Setting(draft_model="draft", num_draft_tokens=6),
+        GREEDY,
     ),
     Scene(
-        "sampled at temperature 0.6, the very tokens of plain sampling under the same seed",
+        CODE[-1].title,
         "Explain to a beginner why the sky is blue.",
         Setting(draft_model="draft", num_draft_tokens=6, temperature=0.6, reproducible=True),
         kwargs={"top_p": 0.9},
@@ -117,11 +117,11 @@ def stage() -> Stage:
     except (ValueError, OSError) as error:
         target, head, tokenizer = embedded_pair(head=True)
         said = f"SmolLM2 is not here: {error}\nSo this is a target of 8 million weights that writes what looks like Python."
-        return Stage(target, head, tokenizer, f"{said}\n{COLOURS}", CODE, is_chat=False)
+        return Stage(target, head, tokenizer, f"{said}\n{COLOURS}", CODE)
     choose_threads(target)
     attach(target, draft)
     said = "SmolLM2-135M-Instruct answers three questions. Its draft is a table of what it wrote before."
-    return Stage(target, attached_to(target)[0], tokenizer, f"{said}\n{COLOURS}", CHAT, is_chat=True)
+    return Stage(target, attached_to(target)[0], tokenizer, f"{said}\n{COLOURS}", CHAT)
 
 
 def show(console: Console, stage: Stage, num_tokens: int = NUM_TOKENS, repeats: int = REPEATS) -> None:
@@ -132,30 +132,29 @@ def show(console: Console, stage: Stage, num_tokens: int = NUM_TOKENS, repeats: 
     counts = [0, 0]
     all_same = True
     for number, scene in enumerate(stage.scenes, start=1):
-        run = Comparison(
-            stage.target,
-            stage.draft,
-            stage.tokenizer,
-            None,
-            scene.setting,
-            repeats=repeats,
-            seed=scene.seed,
-            max_new_tokens=num_tokens,
-            **scene.kwargs,
-        )
+        drafts = {"draft": NamedDraft(stage.draft)}
+        options = {"max_new_tokens": num_tokens, **scene.kwargs}
+        texts = Texts(stage.target, drafts, stage.tokenizer, scene.setting, **options)
         # few frames: they take time from what is measured
         waiting = console.status(
             f"text {number} of {len(stage.scenes)}: decoding both ways in turn", refresh_per_second=2
         )
         with waiting if _is_watched(console) else nullcontext():
-            run.warm_up([scene.prompt])
-            plain, ours = run.timelines(scene.prompt)
-            run.compare([scene.prompt])
-            evaluation = run.evaluation
+            plain, ours = texts.timelines(scene.prompt)
+            evaluation = evaluate(
+                stage.target,
+                drafts,
+                [scene.prompt],
+                tokenizer=stage.tokenizer,
+                settings=[scene.setting],
+                repeats=repeats,
+                progress=False,
+                **options,
+            )
         passes = _passes(evaluation, scene.setting.baseline), _passes(evaluation, scene.setting)
         console.print(as_text(f"\n{number}. {scene.title}", "bold"))
-        _play(console, f"{scene.prompt}\n" if stage.is_chat else scene.prompt, plain, ours, passes)
-        pairs += evaluation.pairs(scene.setting, scene.setting.baseline)
+        _play(console, f"{scene.prompt}\n" if texts.is_chat else scene.prompt, plain, ours, passes)
+        pairs += evaluation.pairs(scene.setting, scene.setting.baseline).values()
         counts = [total + new for total, new in zip(counts, passes, strict=True)]
         all_same &= evaluation.totals(scene.setting).num_identical == 1
     speedup = Speedup.of(pairs, interval)

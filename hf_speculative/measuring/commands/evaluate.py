@@ -1,7 +1,6 @@
 """The command `hf-speculative eval`."""
 
 import json
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,8 +105,7 @@ def eval_command(settings: Options, drafting: dict[str, Any]) -> None:
     with ends_at_once():  # not above, since it imports torch: `--help` answers at once
         from ..processes import is_first_process
         from ..render import page, screen
-        from ..results import Evaluation
-        from ..run import evaluate
+        from ..run import evaluate_until_stopped
 
     err = Console(stderr=True, highlight=False)
     quiet_transformers()
@@ -122,31 +120,25 @@ def eval_command(settings: Options, drafting: dict[str, Any]) -> None:
     with ends_at_once(), err.status("loading the models"):
         target, drafts, tokenizer = _load(settings)
     results = settings.results
-    is_stopped, begun = False, time.time()
-    try:
-        evaluation = evaluate(
-            target,
-            drafts,
-            settings.dataset,
-            tokenizer=tokenizer,
-            num_draft_tokens=lengths,
-            temperatures=temperatures,
-            options={name: value for name, value in drafting.items() if name not in sources},
-            score=settings.score,
-            references=settings.references,
-            max_new_tokens=settings.max_new_tokens,
-            batch_size=settings.batch_size,
-            seed=settings.seed,
-            results=results,
-            **settings.reading.keywords,
-            **sources,
-            **{name: value for name, value in of_rows.items() if value is not None},
-        )
-    except KeyboardInterrupt:
-        is_stopped = True
-        if not results.exists() or results.stat().st_mtime < begun:  # the file is an earlier run's
-            raise
-        evaluation = Evaluation.load(results)
+    evaluation, is_stopped = evaluate_until_stopped(
+        target,
+        drafts,
+        settings.dataset,
+        tokenizer=tokenizer,
+        num_draft_tokens=lengths,
+        temperatures=temperatures,
+        options={name: value for name, value in drafting.items() if name not in sources},
+        score=settings.score,
+        references=settings.references,
+        max_new_tokens=settings.max_new_tokens,
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+        results=results,
+        **settings.reading.keywords,
+        **sources,
+        **{name: value for name, value in of_rows.items() if value is not None},
+    )
+    if is_stopped:
         err.print(Text(f"stopped; {results} has what was measured so far, and the same command continues from there."))
     if not is_first_process():
         return

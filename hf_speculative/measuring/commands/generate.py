@@ -3,12 +3,13 @@
 import dataclasses
 import json
 import math
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from ...call.option_table import DRAFTS, ROWS
@@ -95,14 +96,16 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
     if settings.demo:
         _show_demo(context, settings, out, err)
         return
-    temperature, draft_model, batch_size = settings.temperature, settings.draft_model, settings.batch_size
+    temperature, draft_model = settings.temperature, settings.draft_model
     sampling = {"top_k": settings.top_k, "top_p": settings.top_p}
     if temperature == 0 and (sampling != {"top_k": 0, "top_p": 1.0} or drafting.get("reproducible") is True):
         raise ValueError("--top-k, --top-p and --reproducible are for sampling: give a --temperature above 0.")
     with ends_at_once(), err.status("importing torch and transformers"):
         from ...tokenizers.chat import speaks_chat
-        from ..comparison import Comparison
+        from ..comparison import Texts
+        from ..drafts import NamedDraft
         from ..render import screen
+        from ..run import evaluate_until_stopped
         from ..settings import Setting
         from .prompts import given_prompts
     quiet_transformers()
@@ -122,69 +125,54 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
     if not prompts:
         err.print("No prompt was given: two built-in ones are used.")
         prompts = list(built_in_prompts(speaks_chat(tokenizer) and not settings.raw)[:2])
-    total = len(prompts)
-    comparison = Comparison(
-        target,
-        draft,
-        tokenizer,
-        other,
-        setting,
-        num_prompts=total,
-        batch_size=batch_size,
-        repeats=settings.repeats or math.ceil(ENOUGH / math.ceil(total / batch_size)),
-        seed=settings.seed,
-        raw=settings.raw,
-        max_new_tokens=settings.max_new_tokens,
-        **sampling if temperature else {},
-        **{} if settings.grammar is None else {"grammar": settings.grammar},
-    )
-    as_json = settings.json
-    shows = not as_json and (total <= FEW if settings.show_text is None else settings.show_text)
+    total, batch_size = len(prompts), settings.batch_size
+    repeats = settings.repeats or math.ceil(ENOUGH / math.ceil(total / batch_size))
+    drafts = {} if draft is None else {"draft": NamedDraft(draft, other)}
+    options: dict[str, Any] = {"seed": settings.seed, "raw": settings.raw, "max_new_tokens": settings.max_new_tokens}
+    options |= {"grammar": settings.grammar} if settings.grammar is not None else {}
+    options |= sampling if temperature else {}
+    texts = Texts(target, drafts, tokenizer, setting, **options)
+    ending = "\n" if texts.is_chat else ""
+    shows = not settings.json and (total <= FEW if settings.show_text is None else settings.show_text)
     streams = shows and batch_size == 1
     if shows and out.is_terminal:
         out.print(screen.MEANING)
-    is_stopped = False
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # else rich redirects what is printed meanwhile, such as JSON for a file, to the bar's stream
-    progress = Progress(*columns, console=err, transient=True, redirect_stdout=False)
-    task = progress.add_task("decoding both ways", total=total)
-
-    def shown(text: str) -> str:
-        return f"{text}\n" if comparison.is_chat else text
-
-    def decode(batch: list[Any]) -> None:
-        if streams:
-            screen.print_text(out, shown(batch[0]), comparison.stream(batch[0]))
-        with progress:
-            if not comparison.num_prompts:
-                comparison.warm_up(batch)
-            rows = comparison.compare(batch)
-            progress.advance(task, len(batch))
-        for text, row in zip(batch, rows, strict=True):
-            if as_json:
-                print(json.dumps({"prompt": text, **row["json"]}), flush=True)
-            elif shows and not streams:
-                screen.print_text(out, shown(text), row["pieces"])
-
-    try:
-        for batch in (prompts[i : i + batch_size] for i in range(0, total, batch_size)):
-            try:
-                decode(batch)
-            except (ValueError, RuntimeError, IndexError) as error:  # of this batch; go on with the others
-                skipped = f" {len(batch)} prompts from {batch[0][:40]!r} on: {error}"
-                err.print(Text.assemble(("skipped", "yellow"), skipped))
-    except KeyboardInterrupt:
-        is_stopped = True
-    evaluation = comparison.evaluation
-    totals = evaluation.totals(setting)
+    for number, prompt in enumerate(prompts if streams else ()):
+        try:
+            screen.print_text(out, f"{prompt}{ending}", texts.stream(prompt, number * repeats))
+        except (ValueError, RuntimeError, IndexError) as error:  # of this prompt; go on with the others
+            err.print(Text.assemble(("skipped", "yellow"), f" {prompt[:40]!r}: {error}"))
+    with tempfile.TemporaryDirectory() as folder:
+        evaluation, is_stopped = evaluate_until_stopped(
+            target,
+            drafts,
+            prompts,
+            tokenizer=tokenizer,
+            settings=[setting],
+            batch_size=batch_size,
+            repeats=repeats,
+            results=Path(folder) / "results.jsonl",
+            **options,
+        )
+    totals, plain = evaluation.totals(setting), evaluation.rows(setting.baseline)
+    for index, row in evaluation.rows(setting).items():
+        if settings.json:
+            counts = row.statistics and row.statistics.to_dict()
+            is_identical = index in plain and plain[index].new_ids == row.new_ids
+            found = {"prompt": prompts[index], "text": row.text, "identical": is_identical, "statistics": counts}
+            print(json.dumps(found))
+        elif shows and not streams:
+            from_draft = (chance is not None for chance in row.acceptance_prob)
+            screen.print_text(out, f"{prompts[index]}{ending}", zip(row.pieces, from_draft, strict=True))
     if is_stopped:
         err.print(f"\nstopped after {totals.num_prompts} of {total} prompts")
-    if totals.num_prompts:
-        if as_json:
-            plain = evaluation.totals(setting.baseline).to_dict()
-            print(json.dumps({"total": totals.to_dict() | {"plain": plain}}), flush=True)
-        else:
-            screen.print_evaluation(out, evaluation, settings.glossary)
+    if not settings.json:
+        screen.print_evaluation(out, evaluation, settings.glossary)
+    else:
+        for bad in evaluation.bad_rows:
+            err.print(Text.assemble(("skipped", "yellow"), f" {prompts[bad.index][:40]!r}: {bad.message}"))
+        of_plain = evaluation.totals(setting.baseline).to_dict()
+        print(json.dumps({"total": totals.to_dict() | {"plain": of_plain}}), flush=True)
     if is_stopped:
         raise typer.Exit(STOPPED)
     if not totals.num_prompts:

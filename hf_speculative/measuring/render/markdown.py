@@ -5,14 +5,13 @@ from collections.abc import Iterable
 from ...reports.pages import visible
 from ..results import Evaluation
 from . import wording
-from .tables import Found, Table, by_place, sections
+from .tables import Table, sections
 
 
-def text(found: Found) -> str:
-    """A table for each place and temperature, its notes and its recommendation."""
-    first: Evaluation = next(iter(by_place(found).values()))
-    lines = [f"**{_shown(wording.title(first))}**", "", wording.about(first), ""]
-    for section in sections(found):
+def text(evaluation: Evaluation) -> str:
+    """A table for each temperature, its notes and its recommendation."""
+    lines = [f"**{_shown(wording.title(evaluation))}**", "", wording.about(evaluation), ""]
+    for section in sections({"": evaluation}):
         lines += [f"### {_shown(section.title)}", "", *of_table(section.table), ""]
         lines += [f"* {_shown(note)}" for note in section.notes]
         if section.recommendation is not None:

@@ -1,7 +1,8 @@
 """Results on a terminal."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -13,14 +14,14 @@ from ...reports.pages import visible
 from ...reports.terminal import as_text
 from ..results import Evaluation
 from . import suites, wording
-from .tables import Found, Table, by_place, sections
+from .tables import Table, sections
 
 #: the most lines of bad rows, and of differences
 MAX_LINES = 5
 #: the least width of a setting's name
 NAME_WIDTH = 18
 #: columns left out on a narrow terminal, in this order, after those of rivals
-LEFT_OUT = ("time to first token", "target passes", "decoding speedup", "prompts")
+LEFT_OUT = ("time to first token", "target passes", "decoding speedup", "prompts", "tokens/s a user")
 
 #: styles of accepted draft tokens (True) and of the target's own tokens
 STYLES = {True: "green", False: "bold"}
@@ -35,46 +36,39 @@ def print_text(console: Console, prompt: str, pieces: Iterable[tuple[str, bool]]
     console.out("\n")
 
 
-def print_evaluation(console: Console, found: Found, glossary: bool = False) -> None:
+def print_evaluation(console: Console, evaluation: Evaluation, glossary: bool = False) -> None:
     """Print tables, recommendations, differences and bad rows. Names are never read as markup."""
-    evaluations = by_place(found)
-    first = next(iter(evaluations.values()))
-    console.print(as_text(wording.title(first), "bold"))
-    for place, evaluation in evaluations.items():
-        about = ": ".join(filter(None, (place, wording.about(evaluation))))
-        if evaluation is first or not place:
-            console.print(as_text(about, "dim"))
-        if not evaluation.is_complete:
-            console.print(as_text(wording.progress(evaluation), "yellow"))
-    columns = print_tables(console, found)
+    console.print(as_text(wording.title(evaluation), "bold"))
+    console.print(as_text(wording.about(evaluation), "dim"))
+    columns = print_tables(console, {"": evaluation})
     console.print()
     _print_meanings(console, columns, glossary)
-    for section in sections(found):
-        if (told := section.recommendation) is not None:
-            line = f"{section.title}: {told.advice}" if len(evaluations) > 1 else str(told)
-            console.print(as_text(line, "bold green" if told.is_gain else "bold"))
-    for evaluation in evaluations.values():
-        _print_differences(console, evaluation)
-        _print_bad_rows(console, evaluation)
+    _print_findings(console, {"": evaluation})
 
 
-def print_suites(console: Console, runs: Sequence[suites.Run], evaluations: Iterable[Evaluation] = ()) -> None:
-    """Print the first run's tables, notes, differences and bad rows, then all runs side by side."""
+def print_suites(
+    console: Console, runs: Sequence[suites.Run], found: Mapping[Any, Evaluation], glossary: bool = False
+) -> None:
+    """Print the first run's tables, notes and findings, then all runs side by side.
+
+    Args:
+        found: the evaluations of the first run by place; none where it is of a file.
+    """
     console.print(as_text(suites.about(runs[0]), "dim"))
-    for title, table in suites.tables(runs[0]).items():
+    tables = suites.tables(runs[0])
+    for title, table in tables.items():
         print_table(console, table, title)
-    for note in runs[0]["notes"]:
-        console.print(as_text(note))
-    for evaluation in evaluations:
-        _print_differences(console, evaluation)
-        _print_bad_rows(console, evaluation)
+    for line in (*runs[0]["notes"], *(f"{s.title}: {note}" for s in sections(found) for note in s.notes)):
+        console.print(as_text(line))
+    _print_meanings(console, dict.fromkeys(name for table in tables.values() for name in table.columns), glossary)
+    _print_findings(console, found)
     if len(runs) > 1:
         print_table(console, suites.side_by_side(runs), "Side by side")
         for index, run in enumerate(runs, start=1):
             console.print(as_text(f"#{index}: {suites.about(run)}", "dim"))
 
 
-def print_tables(console: Console, found: Found) -> list[str]:
+def print_tables(console: Console, found: Mapping[Any, Evaluation]) -> list[str]:
     """Print the table and notes of each section; return the names of all columns."""
     columns: dict[str, None] = {}
     for section in sections(found):
@@ -97,12 +91,40 @@ def _print_meanings(console: Console, columns: Iterable[str], glossary: bool) ->
         console.print("[dim]What the figures mean: --glossary.[/]")
 
 
+def _print_findings(console: Console, found: Mapping[Any, Evaluation]) -> None:
+    """Print how far evaluations are, their recommendations, differences from plain decoding, and bad rows."""
+    for section in sections(found):
+        if (told := section.recommendation) is not None:
+            console.print(as_text(f"{section.title}: {told.advice}", "bold green" if told.is_gain else "bold"))
+    for place, one in found.items():
+        if not one.is_complete:
+            console.print(as_text(wording.at_place(place, wording.progress(one)), "yellow"))
+        differences = [
+            f"prompt {d.index}, token {d.position}, logit gap {wording.gap(d.logit_gap)}: {d.setting}"
+            for d in one.differences
+        ]
+        _print_lines(console, wording.differences(one.differences), differences)
+        bad_rows = [f"row {row.index}: {row.message}" for row in one.bad_rows]
+        _print_lines(console, f"{plural(len(bad_rows), 'row')} could not be used:", bad_rows)
+
+
+def _print_lines(console: Console, title: str, lines: list[str]) -> None:
+    """Print the first lines below a title; nothing without any."""
+    if lines:
+        console.print(as_text(title, "yellow"))
+    for line in lines[:MAX_LINES]:
+        console.print(as_text(f"  {line}"))
+    if len(lines) > MAX_LINES:
+        console.print(as_text(f"  and {len(lines) - MAX_LINES:,} more."))
+
+
 def print_table(console: Console, figures: Table, title: str = "") -> None:
     """Print a table: the recommended setting bold, clear losses red, without columns that do not fit."""
     rivals = [[name for name in figures.columns if name.startswith("over ")]]
+    unlimited = console.options.update(max_width=1000)  # else what is measured is cut to the console's width
     for left_out in accumulate([[], *rivals, *([name] for name in LEFT_OUT)]):
         table = _table(figures, title, left_out)
-        if Measurement.get(console, console.options, table).minimum <= console.width:
+        if Measurement.get(console, unlimited, table).minimum <= console.width:
             break
     console.print()
     console.print(table)
@@ -126,28 +148,3 @@ def _table(figures: Table, title: str, left_out: Sequence[str]) -> RichTable:
         style = best if line.is_best else "red" if line.tone == "loss" else ""
         table.add_row(as_text(line.label), *(line.figures[index] for index in shown), style=style)
     return table
-
-
-def _print_differences(console: Console, evaluation: Evaluation) -> None:
-    if evaluation.differences:
-        console.print(as_text(wording.differences(evaluation.differences), "yellow"))
-        _print_lines(
-            console,
-            [
-                f"prompt {d.index}, token {d.position}, logit gap {wording.gap(d.logit_gap)}: {d.setting}"
-                for d in evaluation.differences
-            ],
-        )
-
-
-def _print_bad_rows(console: Console, evaluation: Evaluation) -> None:
-    if evaluation.bad_rows:
-        console.print(as_text(f"{plural(len(evaluation.bad_rows), 'row')} could not be used:", "yellow"))
-        _print_lines(console, [f"row {row.index}: {row.message}" for row in evaluation.bad_rows])
-
-
-def _print_lines(console: Console, lines: list[str]) -> None:
-    for line in lines[:MAX_LINES]:
-        console.print(as_text(f"  {line}"))
-    if len(lines) > MAX_LINES:
-        console.print(as_text(f"  and {len(lines) - MAX_LINES:,} more."))

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ...call.statistics import Statistics, without_nan
-from ...reports.formats import number, percent, plural, significant
+from ...reports.formats import percent, plural
 from ..results import Evaluation, user_speed
 from ..settings import Setting
+from ..speedup import INTERVAL
 from . import markdown, wording
-from .tables import DASH, Line, Table
+from .tables import Table, figures, table_of, tone_of
 
 #: version of the file format
 FORMAT = 1
@@ -26,7 +27,7 @@ COMPARED = ("mean acceptance length", "tokens/s a user", "tokens/s", "speedup")
 Run = Mapping[str, Any]
 
 
-def as_run(found: Mapping[str, Evaluation], notes: Iterable[str] = (), by: str | None = None) -> Run:
+def as_run(found: Mapping[Any, Evaluation], notes: Iterable[str] = (), by: str | None = None) -> Run:
     """Collect the figures of a run, ready for JSON, with its author, environment and options.
 
     Args:
@@ -34,7 +35,8 @@ def as_run(found: Mapping[str, Evaluation], notes: Iterable[str] = (), by: str |
         notes: on the suites.
         by: the author.
     """
-    header = next(iter(found.values())).header
+    first = next(iter(found.values()))
+    header = first.header
     pairs = [(evaluation, setting) for evaluation in found.values() for setting in evaluation.settings]
     cells = [_cell(*pair) for pair in pairs if pair[0].calls[pair[1].name]]
     used = {setting.draft: wording.short(header["drafts"][setting.draft]) for _, setting in pairs if setting.draft}
@@ -42,6 +44,7 @@ def as_run(found: Mapping[str, Evaluation], notes: Iterable[str] = (), by: str |
         "target": wording.short(header["target"]),
         "drafts": used,
         "max_new_tokens": header["generate"]["max_new_tokens"],
+        "spread": first.spread_name,
     }
     about |= {name: header[name] for name in ("is_chat", "optimize", "environment")}
     return without_nan({"format": FORMAT, "by": by, **about, "notes": list(notes), "cells": cells})
@@ -50,9 +53,8 @@ def as_run(found: Mapping[str, Evaluation], notes: Iterable[str] = (), by: str |
 def _cell(evaluation: Evaluation, setting: Setting) -> dict[str, Any]:
     header = evaluation.header
     values = (header["dataset"]["name"], setting.temperature, header["batch_size"], setting.label)
-    more = {"num_rows": header["num_rows"], "num_compared": len(evaluation.identical(setting))}
     own = evaluation.totals(setting).to_dict() | dict(zip(KEYS, values, strict=True))
-    return own | more | {"categories": _by_category(evaluation, setting)}
+    return own | {"num_rows": header["num_rows"], "categories": _by_category(evaluation, setting)}
 
 
 def _by_category(evaluation: Evaluation, setting: Setting) -> dict[str, dict[str, Any]]:
@@ -106,30 +108,31 @@ def about(run: Run) -> str:
 
 def tables(run: Run) -> dict[str, Table]:
     """By title: a line for each setting in each cell, its acceptance by position, and its categories."""
-    cells, found = run["cells"], {}
-    found[""] = _table((cell["suite"], _place(cell) | _figures(cell)) for cell in cells)
+    cells, spread_name = run["cells"], run.get("spread", INTERVAL)
     rates = [(cell, (cell["statistics"] or {}).get("per_position_acceptance_rate") or []) for cell in cells]
     by_position = [
         (cell, {str(n): percent(rate) for n, rate in enumerate(known, start=1)}) for cell, known in rates if known
     ]
-    found["Acceptance by position"] = _table((cell["suite"], _place(cell) | known) for cell, known in by_position)
-    members = [(cell, *member) for cell in cells for member in cell["categories"].items()]
-    found["By category"] = _table(
-        (f"{cell['suite']}: {name}", _place(cell) | _figures(one)) for cell, name, one in members
-    )
+    categories = [(cell, name, one) for cell in cells for name, one in cell["categories"].items()]
+    found = {
+        "": table_of(_line(cell, figures(cell, spread_name)) for cell in cells),
+        "Acceptance by position": table_of(_line(cell, known) for cell, known in by_position),
+        "By category": table_of(_line(cell, figures(one, spread_name), f": {name}") for cell, name, one in categories),
+    }
     return {title: table for title, table in found.items() if table.lines}
 
 
 def side_by_side(runs: Sequence[Run]) -> Table:
     """Runs by number: a line for each cell that any of them has."""
-    cells = [{tuple(cell[key] for key in KEYS): cell for cell in run["cells"]} for run in runs]
-    lines = []
-    for key in dict.fromkeys(key for of_run in cells for key in of_run):
-        shown = [_figures(of_run[key]) if key in of_run else {} for of_run in cells]
-        pairs = [(name, run) for name in COMPARED for run in range(len(runs))]
-        figures = {f"{wording.SHORT.get(name, name)} #{run + 1}": shown[run].get(name, "") for name, run in pairs}
-        lines.append((str(key[0]), _place(dict(zip(KEYS, key, strict=True))) | figures))
-    return _table(lines)
+    numbers = range(1, len(runs) + 1)
+    columns = {(name, n): f"{wording.SHORT.get(name, name)} #{n}" for name in COMPARED for n in numbers}
+    lines: dict[tuple, tuple[Run, dict[str, str]]] = {}
+    for number, run in zip(numbers, runs, strict=True):
+        for cell in run["cells"]:
+            key, shown = tuple(cell[name] for name in KEYS), figures(cell, INTERVAL)
+            _, found = lines.setdefault(key, (cell, dict.fromkeys(columns.values(), "")))
+            found |= {columns[name, number]: shown[name] for name in COMPARED}
+    return table_of(_line(cell, found) for cell, found in lines.values())
 
 
 def text(runs: Sequence[Run]) -> str:
@@ -144,31 +147,6 @@ def text(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def _place(cell: Run) -> dict[str, str]:
-    return {"T": f"{cell['temperature']:g}", "concurrency": str(cell["concurrency"]), "setting": str(cell["setting"])}
-
-
-def _figures(cell: Run) -> dict[str, str]:
-    """Of a cell, or of a category in one."""
-    first, spread, error = (
-        cell.get(name) for name in ("first_seconds", "speedup_interval", "mean_acceptance_length_error")
-    )
-    none, num_rows = DASH if cell.get("is_too_short") else "", cell.get("num_rows", cell["num_prompts"])
-    mean = number((cell["statistics"] or {}).get("mean_acceptance_length"))
-    return {
-        "prompts": f"{cell['num_prompts']}{'' if num_rows == cell['num_prompts'] else f' of {num_rows}'}",
-        "mean acceptance length": (mean if error is None else f"{mean} \u00b1 {error:.2f}") or none,
-        "tokens/s a user": significant(cell["user_tokens_per_second"]) or none,
-        "tokens/s": significant(cell.get("tokens_per_second")) or none,
-        "time to first token": "" if first is None else f"{significant(1000 * first)} ms",
-        "speedup": "" if cell["speedup"] is None else f"{cell['speedup']:.2f}x",
-        "interval": "" if spread is None else f"{spread[0]:.2f}\u2013{spread[1]:.2f}",
-        "identical texts": f"{cell['num_identical']} of {cell['num_compared']}" if cell.get("num_compared") else "",
-    }
-
-
-def _table(lines: Iterable[tuple[str, Mapping[str, str]]]) -> Table:
-    """Columns without any figure are left out."""
-    lines = list(lines)
-    names = dict.fromkeys(name for _, figures in lines for name in figures if figures[name])
-    return Table([*names], [Line(label, [figures.get(name, "") for name in names]) for label, figures in lines])
+def _line(cell: Run, found: dict[str, str], part: str = "") -> tuple[str, dict[str, str], bool, str]:
+    place = {"T": f"{cell['temperature']:g}", "concurrency": f"{cell['concurrency']}", "setting": f"{cell['setting']}"}
+    return f"{cell['suite']}{part}", place | found, False, tone_of(None if part else cell.get("speedup_interval"))

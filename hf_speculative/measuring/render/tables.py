@@ -1,23 +1,19 @@
 """The results as tables, the same in all renderings: a section for each place and temperature, a line for each setting."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 
 from ...reports.formats import number, percent, significant
 from ..recommendation import Recommendation
 from ..results import Evaluation
-from ..settings import Setting
-from ..speedup import Speedup
 from ..totals import Totals
 from . import wording
 
 #: in the place of a figure that rests on too little
 DASH = "\u2013"
-#: an evaluation, or several by place: what they differ in, such as the batch size
-Found: TypeAlias = "Evaluation | Mapping[str, Evaluation]"
 
 
 @dataclass(frozen=True)
@@ -55,31 +51,42 @@ class Section:
     @property
     def table(self) -> Table:
         """What each setting brings."""
-        figures = {t.setting: _figures(self.evaluation, t) for t in self.totals}
-        if len({of_setting["prompts"] for of_setting in figures.values()}) == 1:
-            for of_setting in figures.values():
-                del of_setting["prompts"]
-        return self._table(figures)
+        found = [figures(totals.to_dict(), self.evaluation.spread_name) for totals in self.totals]
+        told = {"prompts"} if len({totals.num_prompts for totals in self.totals}) == 1 else set()
+        told |= {"tokens/s a user"} if self.evaluation.header["batch_size"] == 1 else set()
+        return self._table([{name: one[name] for name in one if name not in told} for one in found])
 
     @property
     def scores(self) -> Table:
         """What the task score gives each setting; without columns where there is none."""
-        return self._table({t.setting: {name: score(value) for name, value in t.scores.items()} for t in self.totals})
+        return self._table([{name: score(value) for name, value in totals.scores.items()} for totals in self.totals])
 
-    def _table(self, figures: Mapping[Setting, Mapping[str, str]]) -> Table:
-        """Columns without any figure are left out."""
-        names = dict.fromkeys(name for of_setting in figures.values() for name in of_setting)
-        columns = [name for name in names if any(of_setting.get(name) for of_setting in figures.values())]
+    def _table(self, found: Iterable[dict[str, str]]) -> Table:
         best = self.recommendation and self.recommendation.setting
-        return Table(
-            columns,
-            [
-                Line(
-                    t.setting.label, [figures[t.setting].get(name, "") for name in columns], t.setting == best, tone(t)
-                )
-                for t in self.totals
-            ],
-        )
+        spreads = (None if t.speedup is None else t.speedup.spread for t in self.totals)
+        lines = zip(self.totals, found, spreads, strict=True)
+        return table_of((t.setting.label, of_setting, t.setting == best, tone_of(s)) for t, of_setting, s in lines)
+
+    @property
+    def positions(self) -> Table:
+        """Acceptance rates by position in a round."""
+        lines = []
+        for totals in self.totals:
+            if totals.statistics is not None and not totals.is_too_short:
+                rates = enumerate(totals.statistics.per_position_acceptance_rate, start=1)
+                lines.append((totals.setting.label, {str(n): percent(rate) for n, rate in rates}, False, ""))
+        return table_of(line for line in lines if line[1])
+
+    @property
+    def prompts(self) -> Table:
+        """The distribution of speedups over prompts or batches."""
+        lines = []
+        for setting in (totals.setting for totals in self.totals if totals.speedup is not None):
+            values = [speedup.median for speedup in self.evaluation.speedups(setting).values()]
+            quantiles = map(times, np.quantile(values, (0, 0.25, 0.5, 0.75, 1)))
+            gains = sum(value > 1 for value in values)
+            lines.append(Line(setting.label, [*quantiles, f"{gains:,} of {len(values):,}"]))
+        return Table(["slowest", "lower quartile", "median", "upper quartile", "fastest", "faster than plain"], lines)
 
     @property
     def notes(self) -> list[str]:
@@ -98,92 +105,85 @@ class Section:
         return [*found, *(f"{s.label}: could not be measured. {failures[s.name]}" for s in failed)]
 
 
-def by_place(found: Found) -> dict[str, Evaluation]:
-    """Evaluations by place; a single one has no name."""
-    return {"": found} if isinstance(found, Evaluation) else dict(found)
+def sections(found: Mapping[Any, Evaluation]) -> list[Section]:
+    """A section for each place and temperature.
 
-
-def sections(found: Found) -> list[Section]:
-    """A section for each place and temperature."""
+    Args:
+        found: evaluations by place: what they differ in, such as the batch size; a single one by `""`.
+    """
     return [
         Section(
-            ", ".join(filter(None, (place, wording.temperature(temperature)))),
+            ", ".join(filter(None, (str(place), wording.temperature(temperature)))),
             evaluation,
             [evaluation.totals(setting) for setting in evaluation.settings if setting.temperature == temperature],
             evaluation.recommendation(temperature),
         )
-        for place, evaluation in by_place(found).items()
+        for place, evaluation in found.items()
         for temperature in evaluation.temperatures
     ]
 
 
-def tone(totals: Totals) -> str:
-    """Whether a setting is clearly faster than plain decoding, clearly slower, or neither."""
-    speedup = totals.speedup
-    return "" if speedup is None else "gain" if speedup.is_gain else "loss" if speedup.is_loss else ""
+def table_of(lines: Iterable[tuple[str, dict[str, str], bool, str]]) -> Table:
+    """From the fields of each `Line`, its figures by column. Columns without any figure are left out."""
+    lines = list(lines)
+    known = dict.fromkeys(name for _, found, *_ in lines for name in found)
+    names = [name for name in known if any(found.get(name) for _, found, *_ in lines)]
+    return Table(
+        names,
+        [Line(label, [found.get(name, "") for name in names], is_best, tone) for label, found, is_best, tone in lines],
+    )
 
 
-def _figures(evaluation: Evaluation, totals: Totals) -> dict[str, str]:
-    counts, setting, first = totals.statistics, totals.setting, totals.first_seconds
-    none = DASH if totals.is_too_short and totals.num_new_tokens else ""
-    passes = sum(call.num_target_passes for call in evaluation.calls[setting.name].values())
+def tone_of(spread: Sequence[float] | None) -> str:
+    """The tone of a speedup with this spread."""
+    if spread is None:
+        return ""
+    return "gain" if spread[0] > 1 else "loss" if spread[1] < 1 else ""
+
+
+def figures(values: Mapping[str, Any], spread_name: str) -> dict[str, str]:
+    """The figures of `Totals.to_dict()`, or of a part of it, by column."""
+    counts, num, num_rows = values["statistics"] or {}, values["num_prompts"], values.get("num_rows")
+    none = DASH if values.get("is_too_short") and values["num_new_tokens"] else ""
+    none_drafted = none if counts else ""
+    length, error = number(counts.get("mean_acceptance_length")), values.get("mean_acceptance_length_error")
+    first, passes, peak = (values.get(name) for name in ("first_seconds", "num_target_passes", "peak_bytes"))
     return {
-        "prompts": f"{totals.num_prompts}",
-        "tokens/s": significant(totals.tokens_per_second) or none,
-        "speedup": str(totals.speedup or ("" if setting.is_plain else none)),
-        evaluation.spread_name: interval(totals.speedup),
-        "decoding speedup": str(totals.decoding or ""),
-        "acceptance rate": none or percent(counts.draft_acceptance_rate, 1) if counts else "",
-        "mean acceptance length": none or number(counts.mean_acceptance_length) if counts else "",
-        "time to first token": "" if first is None else f"{significant(1000 * first)} ms",
+        "prompts": str(num) if num_rows in (None, num) else f"{num} of {num_rows}",
+        "tokens/s": significant(values.get("tokens_per_second")) or none,
+        "tokens/s a user": significant(values["user_tokens_per_second"]) or none,
+        "speedup": times(values["speedup"]) or none_drafted,
+        spread_name: interval(values.get("speedup_interval")),
+        "decoding speedup": times((values.get("decoding") or {}).get("median")),
+        "acceptance rate": percent(counts.get("draft_acceptance_rate"), 1) or none_drafted,
+        "mean acceptance length": (f"{length}\u00b1{error:.2f}" if error else length) or none_drafted,
+        "time to first token": f"{significant(1000 * first)} ms" if first else "",
         "target passes": f"{passes:,}" if passes else "",
-        "identical texts": identical(evaluation, totals),
-        **{f"over {name}": str(ratio) for name, ratio in totals.over.items()},
-        "peak memory": "" if totals.peak_bytes is None else f"{totals.peak_bytes / 2**20:,.0f} MiB",
+        "identical texts": f"{values['num_identical']:,} of {values['num_compared']:,}"
+        if values.get("num_compared")
+        else "",
+        **{f"over {name}": times(found["median"]) for name, found in values.get("over", {}).items()},
+        "peak memory": f"{peak / 2**20:,.0f} MiB" if peak is not None else "",
     }
-
-
-def acceptance_by_position(found: Sequence[Totals]) -> Table:
-    """Acceptance rates by position in a round."""
-    rates = {t.setting.label: t.statistics.per_position_acceptance_rate for t in found if t.statistics and t.has_rates}
-    width = max(map(len, rates.values()), default=0)
-    lines = [Line(label, [*map(percent, known), *[""] * (width - len(known))]) for label, known in rates.items()]
-    return Table([str(position + 1) for position in range(width)], lines if width else [])
-
-
-def speedup_by_prompt(evaluation: Evaluation, found: Sequence[Totals]) -> Table:
-    """The distribution of speedups over prompts or batches."""
-    lines = []
-    for setting in (of_setting.setting for of_setting in found if of_setting.speedup is not None):
-        values = list(evaluation.speedups(setting).values())
-        gains = sum(speedup.median > 1 for speedup in values)
-        figures = [_quantile(values, share) for share in (0, 0.25, 0.5, 0.75, 1)]
-        lines.append(Line(setting.label, [*figures, f"{gains:,} of {len(values):,}"]))
-    return Table(["slowest", "lower quartile", "median", "upper quartile", "fastest", "faster than plain"], lines)
 
 
 def speedup_by_place(found: Sequence[Section]) -> Table:
     """The speedups of settings by place."""
-    at = [{t.setting.label: str(t.speedup) for t in section.totals if t.speedup is not None} for section in found]
-    labels = dict.fromkeys(label for one in at for label in one)
-    return Table([section.title for section in found], [Line(x, [one.get(x, "") for one in at]) for x in labels])
+    lines: dict[str, dict[str, str]] = {}
+    for section in found:
+        for totals in section.totals:
+            if totals.speedup is not None:
+                lines.setdefault(totals.setting.label, {})[section.title] = str(totals.speedup)
+    return table_of((label, by_place, False, "") for label, by_place in lines.items())
 
 
-def _quantile(speedups: list[Speedup], share: float) -> str:
-    return f"{np.quantile([speedup.median for speedup in speedups], share):.2f}x"
+def times(speedup: float | None) -> str:
+    """A speedup."""
+    return "" if speedup is None else f"{speedup:.2f}x"
 
 
-def identical(evaluation: Evaluation, totals: Totals) -> str:
-    """The number of texts equal to plain decoding's, of those decoded both ways."""
-    if totals.num_identical is None:
-        return ""
-    num_known = len(evaluation.identical(totals.setting))
-    return f"{totals.num_identical:,} of {num_known:,}" if num_known else ""
-
-
-def interval(speedup: Speedup | None) -> str:
+def interval(spread: Sequence[float] | None) -> str:
     """The spread of a speedup."""
-    spread = None if speedup is None else speedup.spread
     return "" if spread is None else f"{spread[0]:.2f}\u2013{spread[1]:.2f}"
 
 

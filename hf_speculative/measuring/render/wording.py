@@ -1,6 +1,7 @@
 """Names and meanings of figures, the same in all renderings."""
 
 from pathlib import Path
+from typing import Any
 
 from ...command.arguments import DATA_FILES
 from ...embedded import FOLDER
@@ -21,7 +22,7 @@ MEANINGS = {
     "over ...": "the speedup over another way to decode with a draft.",
     "acceptance rate": "accepted draft tokens over proposed ones.",
     "mean acceptance length": "new tokens of a round in which something was drafted, the target's own (the bonus token) "
-    "included: 1 + accepted / rounds.",
+    "included: 1 + accepted / rounds. Behind \u00b1 is half its 95 % interval.",
     "time to first token": "of a call, until the first new tokens of its prompts are there: the median over the calls.",
     "target passes": "forward passes of the target; one serves a whole batch. Plain decoding needs one for each token.",
     "identical texts": "texts equal to plain decoding's, token for token. Not asked of sampling, where the distribution is the "
@@ -43,6 +44,7 @@ SHORT = {
     "mean acceptance length": "length",
     "time to first token": "first token",
     "target passes": "passes",
+    "tokens/s a user": "a user",
     "identical texts": "identical",
     "peak memory": "memory",
 }
@@ -76,10 +78,13 @@ def about(evaluation: Evaluation) -> str:
     )
 
 
+def at_place(place: Any, text: str) -> str:
+    """The text with its place in front, if it has one."""
+    return f"{place}: {text}" if str(place) else text
+
+
 def progress(evaluation: Evaluation) -> str:
-    """The progress of an unfinished evaluation; empty for a finished one."""
-    if evaluation.is_complete:
-        return ""
+    """The progress of an unfinished evaluation."""
     done = [len(evaluation.rows(setting)) for setting in evaluation.settings if not evaluation.failed(setting)]
     num_usable = evaluation.header["num_rows"] - len(evaluation.bad_rows)
     seen = f"{min(done):,}" if min(done) == max(done) else f"{min(done):,} to {max(done):,}"
