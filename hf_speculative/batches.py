@@ -144,10 +144,7 @@ class _Run:
         draft = options.source.draft_model
         has_encoder = any(part.config.is_encoder_decoder for part in (model, draft) if part is not None)
         if has_encoder and models_in_step(options["synced_gpus"], model, draft):
-            raise ValueError(
-                "encoders run once a window, and ranks may have more windows than others: "
-                "call `generate` with as many batches on each rank."
-            )
+            raise ValueError("encoders run once a window, of which ranks may have more or fewer: call `generate`.")
 
     def completions(self, prompts: Iterator[tuple[int, Any]], window: int) -> Generator[Completion, None, None]:
         """The rows of all prompts, as they finish."""

@@ -52,9 +52,7 @@ class SpeculativeConfig:
         for one in fields(self):
             object.__setattr__(self, one.name, checked(one.name, getattr(self, one.name)))
         if self.schedule is not None and self.num_draft_tokens is not None:
-            raise ValueError(
-                "`num_draft_tokens` has no effect beside `schedule`, which chooses it: leave one of them out."
-            )
+            raise ValueError("`num_draft_tokens` has no effect beside `schedule`: leave one of them out.")
 
     def over(self, other: SpeculativeConfig) -> SpeculativeConfig:
         """This config, with open fields taken from `other`."""

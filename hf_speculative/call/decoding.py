@@ -226,9 +226,7 @@ class SpeculativeDecoding:
         check_adapter_names(model, inputs.input_ids.shape[0])
         cache = inputs.cache if is_given_by_user(inputs.cache) else None
         if cache is not None:
-            input_checks.check_cache(
-                cache, inputs.input_ids, inputs.generation_config, inputs.attention_mask, self.options.source
-            )
+            input_checks.check_cache(cache, inputs, self.options.source)
         input_checks.check_prompt(model, inputs)
         return cache
 

@@ -125,26 +125,22 @@ def _ids(prompt, index: int, tokenizer: PreTrainedTokenizerBase | None) -> list[
         return prompt.tolist()
     if isinstance(prompt, (list, tuple)) and all(isinstance(token, int) for token in prompt):
         return list(prompt)
-    raise TypeError(
-        f"prompt {index} is of type {type(prompt).__name__}: pass a text, a list of messages, a list or 1-D tensor of ids, "
-        "or a dict with `input_ids`."
-    )
+    kinds = "a text, a list of messages, a list or 1-D tensor of ids, or a dict with `input_ids`"
+    raise TypeError(f"prompt {index} is of type {type(prompt).__name__}: pass {kinds}.")
 
 
 def _unpadded(prompt: Mapping, index: int) -> list[int]:
     unknown = sorted(prompt.keys() - {"input_ids", "attention_mask", "token_type_ids"})
     if unknown or "input_ids" not in prompt:
+        keys = ", ".join(map(repr, sorted(prompt)))
         raise ValueError(
-            f"prompt {index} has the keys {', '.join(map(repr, sorted(prompt)))}: a dict is read for `input_ids` and "
-            "`attention_mask` only, use `hf_speculative.generate` for other inputs."
+            f"prompt {index} has the keys {keys}: give `input_ids` and `attention_mask`, or use `generate`."
         )
     ids = torch.as_tensor(prompt["input_ids"]).flatten().tolist()
     mask = torch.as_tensor(prompt.get("attention_mask", [1] * len(ids))).flatten().tolist()
     kept = [position for position, is_seen in enumerate(mask) if is_seen]
     if len(mask) != len(ids) or (kept and kept[-1] - kept[0] + 1 != len(kept)):
-        raise ValueError(
-            f"prompt {index} has an `attention_mask` that hides more than padding at its ends: leave it out."
-        )
+        raise ValueError(f"prompt {index} has an `attention_mask` that hides more than padding: leave it out.")
     return [ids[position] for position in kept]
 
 

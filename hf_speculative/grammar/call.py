@@ -37,9 +37,7 @@ def with_grammar(
     ids = next((kwargs[name] for name in ("input_ids", "inputs") if isinstance(kwargs.get(name), Tensor)), None)
     several = isinstance(value, (list, tuple))
     if several and ids is not None and len(ids) != len(value):
-        raise ValueError(
-            f"`grammar` lists {len(value)} grammars for {len(ids)} prompts: give one for all, or one each."
-        )
+        raise ValueError(f"`grammar` lists {len(value)} grammars for {len(ids)} prompts: give one, or one each.")
     eos = _end_tokens(model, kwargs, tokenizer)
     found: dict[int, Grammar] = {}  # one that is there for several prompts is compiled once
     for one in value if several else [value]:

@@ -286,7 +286,4 @@ def default_generator(device: torch.device) -> torch.Generator:
     if device.type == "cuda":
         torch.cuda.init()
         return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
-    raise ValueError(
-        f"`reproducible=True` needs the global generator of {device}, known here for cpu and cuda: pass "
-        "`SpeculativeConfig(generator=...)`."
-    )
+    raise ValueError(f"`reproducible=True` knows no generator of {device}: pass `SpeculativeConfig(generator=...)`.")

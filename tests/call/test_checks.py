@@ -37,7 +37,7 @@ WITH_DRAFT = {
         "tree_top_k.*assistant_confidence_threshold=0.4",
     ),
     "both names": ({"num_draft_tokens": 2, "num_assistant_tokens": 3}, ValueError, "mean the same but differ"),
-    "beams": ({"num_beams": 3}, ValueError, "num_beams=3.*num_beams=1"),
+    "beams": ({"num_beams": 3}, ValueError, "num_beams=3.*leave it out"),
     "use_cache": ({"use_cache": False}, ValueError, "use_cache=False.*use_cache=True"),
     "lossy field": ({"assistant_ensemble_weight": 0.5}, ValueError, "assistant_ensemble_weight=0.5.*exact"),
     "early exit": ({"assistant_early_exit": 1}, ValueError, "`draft_model` and `assistant_early_exit` are two"),
@@ -59,7 +59,7 @@ WITH_DRAFT = {
     "rule and reproducible": (
         {"reproducible": True, "do_sample": True, "speculative_config": SpeculativeConfig(rule="block")},
         ValueError,
-        "only SampledVerification can do, but the rule is BlockVerification",
+        "reproducible=True.*SampledVerification, and yours is BlockVerification",
     ),
     "schedule and length": (
         {"num_draft_tokens": 3, "speculative_config": SpeculativeConfig(schedule=Constant(2))},
@@ -201,7 +201,7 @@ def test_rotary_tables_that_change_with_the_length(draft, rope_type):
     rope = {"rope_type": rope_type, "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 16}
     model.config.rope_parameters = rope
     limit = model.config.max_position_embeddings if rope_type == "dynamic" else 16
-    with pytest.raises(ValueError, match=f"{rope_type} position embeddings change at {limit} tokens"):
+    with pytest.raises(ValueError, match=f"{rope_type} position embeddings, which change at {limit} tokens"):
         hs.generate(model, IDS, draft_model=draft, max_new_tokens=limit, pad_token_id=0)
     assert hs.generate(model, IDS, draft_model=draft, max_new_tokens=4, pad_token_id=0).shape == (2, 8)
 
