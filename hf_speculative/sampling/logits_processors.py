@@ -13,7 +13,7 @@ of three treatments, in the order of the list:
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -131,16 +131,15 @@ class Processors:
         """
         if self.guidance is not None and not is_draft:
             scores = self.guidance(batch, scores)
-        prefixes = Prefixes(batch, scores.shape[1], ahead, tree=batch.tree)
+        prefixes = Prefixes(batch, scores.shape[1], ahead)
         if not any(isinstance(step, OneByOne) for step in self.steps):
             return self._apply(prefixes, scores)
         columns: list[Tensor] = []
         reach = Reach(prefixes)
         self.memories.begin_pass(batch, is_draft)
         for i in range(prefixes.num_positions):
-            reached = reach.at(i, columns)
             prefix = prefixes.at(i)
-            prefix.reached = reached
+            prefix.reached = reach.at(i, columns)
             self.memories.begin_position(prefix, i, is_draft)
             columns.append(self._apply(prefix, scores[:, i : i + 1]))
             self.memories.end_position(batch, is_draft)
@@ -163,13 +162,11 @@ class ContextFree:
     def __init__(self, processor):
         self.processor = processor
         self.forbidden: Tensor | None = getattr(processor, "suppress_tokens", None)
-        is_top_p = type(processor) is hf.TopPLogitsWarper
-        self.process = (
-            partial(top_p, processor) if is_top_p else partial(processor, torch.empty(0, 0, dtype=torch.long))
-        )
 
     def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
-        return self.process(scores.flatten(0, 1)).view_as(scores)
+        of_all = scores.flatten(0, 1)
+        is_top_p = type(self.processor) is hf.TopPLogitsWarper
+        return (top_p(self.processor, of_all) if is_top_p else self.processor(None, of_all)).view_as(scores)
 
 
 class OneByOne:
