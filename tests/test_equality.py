@@ -33,13 +33,6 @@ def test_greedy_with_good_and_bad_drafts(target, draft, unrelated, kind, batch_s
         same_as_plain(target, tiny.prompts(batch_size), draft_model=chosen, num_draft_tokens=num_draft_tokens)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_greedy_prompt_lookup(target, batch_size):
-    inputs = tiny.prompts(batch_size, width=12)
-    inputs["input_ids"][:, -5:] = torch.tensor([5, 6, 7, 5, 6])
-    assert same_as_plain(target, inputs, {"max_new_tokens": 60}, prompt_lookup_num_tokens=3).num_accepted_draft_tokens
-
-
 def test_one_token_prompt(target, draft):
     same_as_plain(target, {"input_ids": torch.tensor([[10]])}, draft_model=draft)
 

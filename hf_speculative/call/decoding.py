@@ -24,15 +24,7 @@ from .adapters import check_adapter_names
 from .configuration import Options
 from .learned import Learned
 from .output import GenerateSpeculativeEncoderDecoderOutput, GenerateSpeculativeOutput, Output
-from .parts import (
-    drawn_from,
-    make_rule,
-    make_sampler,
-    make_schedule,
-    may_branch,
-    target_and_drafter,
-    within_reach,
-)
+from .parts import drawn_from, make_rule, make_sampler, make_schedule, may_branch, target_and_drafter, within_reach
 from .statistics import Statistics, Stopwatch, publish
 
 

@@ -10,25 +10,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.call.option_table import (
-    CALL,
-    CONFIG,
-    GENERATION_CONFIG,
-    IN_CALL,
-    OPTIONS,
-    REFUSED,
-    ROWS,
-)
-from hf_speculative.call.option_types import (
-    Drafts,
-    Flag,
-    Grammars,
-    HasMethods,
-    Instance,
-    Name,
-    RealNumber,
-    WholeNumber,
-)
+from hf_speculative.call.option_table import CALL, CONFIG, GENERATION_CONFIG, IN_CALL, OPTIONS, REFUSED, ROWS
+from hf_speculative.call.option_types import Drafts, Flag, Grammars, HasMethods, Instance, Name, RealNumber, WholeNumber
 from hf_speculative.call.options import read_options
 from hf_speculative.call.sources import SOURCES, asked_with
 from hf_speculative.schedules import SCHEDULE_NAMES
