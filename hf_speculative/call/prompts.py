@@ -8,27 +8,21 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from .generation_settings import first_given, setting_of, with_settings
+from .generation_settings import OF_STEPS, first_given, setting_of, with_settings
 from .input_checks import check_known_ids
 from .option_table import ROWS
 
-_PROMPTS = "prompts come as `prompts`"
-_OUTPUT = "a Completion has the tokens, the text and the statistics of a row"
 #: options of `generate` that have no meaning for rows that come and go
 MEANINGLESS = {
-    "inputs": _PROMPTS,
-    "input_ids": _PROMPTS,
-    "inputs_embeds": _PROMPTS,
-    "attention_mask": _PROMPTS,
-    "position_ids": _PROMPTS,
-    "decoder_input_ids": _PROMPTS,
+    **dict.fromkeys(
+        ("inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids", "decoder_input_ids"),
+        "prompts come as `prompts`",
+    ),
+    **dict.fromkeys(
+        ("return_dict_in_generate", *OF_STEPS), "a Completion has the tokens, the text and the statistics of a row"
+    ),
     "past_key_values": "each row starts with its prompt",
     "streamer": "iterate over the results, with `in_order=False` as they finish",
-    "return_dict_in_generate": _OUTPUT,
-    "output_scores": _OUTPUT,
-    "output_logits": _OUTPUT,
-    "output_hidden_states": _OUTPUT,
-    "output_attentions": _OUTPUT,
     "num_return_sequences": "give a prompt as often as you want it continued",
     "max_length": "it would count padding: give `max_new_tokens`",
     "min_length": "it would count padding: give `min_new_tokens`",
