@@ -25,7 +25,7 @@ def check_ids(kwargs: dict) -> None:
         way_out = "pass a tensor of shape (batch, length), `torch.tensor([ids])`"
         if isinstance(first, str):
             way_out = (
-                'encode text, `generate(model, **tokenizer(text, return_tensors="pt"))`, or use `generate_batches`'
+                'encode text first, `generate(model, **tokenizer(text, return_tensors="pt"))`, or use `generate_batches`'
             )
         elif isinstance(value, Mapping):
             way_out = "pass what it holds by name, `generate(model, **encoded)`"

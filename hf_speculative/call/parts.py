@@ -125,7 +125,7 @@ def make_sampler(
     if not config.do_sample:
         return Greedy(processors, vocab_size)
     if own.reproducible:
-        return Coupled(processors, vocab_size, len(batch.rows), batch.tokens.device, own.generator)
+        return Coupled(processors, vocab_size, batch, own.generator)
     return Independent(processors, vocab_size, own.generator, own.draft_sample_method or CHOSEN)
 
 

@@ -50,7 +50,7 @@ class BlockVerification(Rule):
 
         kept = sampler.bernoulli(keep) & proposed
         num_accepted = functional.pad(kept * sizes, (1, 0)).amax(1)
-        return draw_next_token(draft, target_probs, residual, num_accepted, sampler, acceptance_prob=claim[:, 1:])
+        return draw_next_token(draft, target_probs, residual, num_accepted, claim[:, 1:], sampler)
 
     @staticmethod
     def _along_tree(draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:

@@ -13,8 +13,8 @@ def draw_next_token(
     target_probs: Tensor,
     residual: Tensor,
     num_accepted: Tensor,
+    acceptance_prob: Tensor,
     sampler: Sampler,
-    acceptance_prob: Tensor | None = None,
 ) -> Verdict:
     """Draw the bonus token from p where the whole draft was kept, else from the residual at the first loss.
 

@@ -31,7 +31,7 @@ class TokenVerification(Rule):
         accepted = sampler.bernoulli(keep) & is_proposed(draft)
         num_accepted = accepted.long().cumprod(1).sum(1)
         residual = (target_probs[:, : draft.width] - draft_probs).clamp(min=0)
-        return draw_next_token(draft, target_probs, residual, num_accepted, sampler, acceptance_prob=keep.cumprod(1))
+        return draw_next_token(draft, target_probs, residual, num_accepted, keep.cumprod(1), sampler)
 
     @staticmethod
     def _along_tree(draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:
