@@ -77,11 +77,8 @@ def expected_tokens_from_survival(acceptance_prob: Sequence[float] | Tensor) -> 
         ValueError: `acceptance_prob` does not have one dimension, or does not hold probabilities.
     """
     if isinstance(acceptance_prob, Tensor):
-        shape, way_out = (
-            tuple(acceptance_prob.shape),
-            "should be (gamma,): average the rounds, `acceptance_prob.mean(0)`",
-        )
-        _require(len(shape) == 1, "acceptance_prob.shape", shape, way_out)
+        shape = tuple(acceptance_prob.shape)
+        _require(len(shape) == 1, "acceptance_prob.shape", shape, "should be (gamma,): average the rounds, `.mean(0)`")
         acceptance_prob = acceptance_prob.tolist()
     for value in acceptance_prob:
         _require(0 <= value <= 1, "acceptance_prob", value, "is a probability: give numbers from 0 to 1")

@@ -145,11 +145,11 @@ class SpeculativeDecoding:
         options, streamer = self.options, self.options["streamer"]
         inputs = Inputs(input_ids, generation_config, model_kwargs)
         keep_scores = bool(generation_config.return_dict_in_generate and generation_config.output_scores)
-        is_one_of_many = options.rows_at_once is not None
+        only_copies = options.rows_at_once is not None
         with self._in_step(model, input_ids.device):
             try:
                 stopping = CriteriaStopping(
-                    stopping_criteria, input_ids.shape[0], keep_scores, is_one_of_many, self.rows_go_on
+                    stopping_criteria, len(input_ids), keep_scores, only_copies, self.rows_go_on
                 )
                 parts = Parts(options, model, inputs, inputs_tensor, logits_processor, stopping)
             except (TypeError, ValueError) as error:

@@ -24,9 +24,7 @@ def check_ids(kwargs: dict) -> None:
         first = next(iter(value), None) if isinstance(value, (list, tuple)) else value
         way_out = "pass a tensor of shape (batch, length), `torch.tensor([ids])`"
         if isinstance(first, str):
-            way_out = (
-                'encode text first, `generate(model, **tokenizer(text, return_tensors="pt"))`, or use `generate_batches`'
-            )
+            way_out = 'encode text, `**tokenizer(text, return_tensors="pt")`, or use `generate_batches`'
         elif isinstance(value, Mapping):
             way_out = "pass what it holds by name, `generate(model, **encoded)`"
         raise TypeError(f"`{name}` is of type {type(value).__name__}, and token ids are a tensor: {way_out}.")

@@ -85,10 +85,8 @@ def make_schedule(options: Options) -> Schedule:
     if options.config.schedule is not None:
         schedule = copy.deepcopy(options.config.schedule)  # what it learns in this call ends with it
     else:
-        is_adaptive = options.schedule_name == "adaptive"
-        schedule = (
-            source.adaptive_schedule(*length) if is_adaptive else SCHEDULE_NAMES[options.schedule_name](length[0])
-        )
+        name = options.schedule_name
+        schedule = source.adaptive_schedule(*length) if name == "adaptive" else SCHEDULE_NAMES[name](length[0])
         if threshold := options["assistant_confidence_threshold"]:
             schedule = ConfidenceStop(schedule, threshold)
         schedule = source.around(schedule, *length)

@@ -108,7 +108,7 @@ def test_a_call_with_a_draft(target, draft, name):
     ("ids", "message"),
     [
         ("text", r"`inputs` is of type str.*tokenizer\(text, return_tensors=\"pt\"\).*`generate_batches`"),
-        (["one", "two"], "`inputs` is of type list.*encode text first"),
+        (["one", "two"], "`inputs` is of type list.*encode text"),
         ([[1, 2]], r"`inputs` is of type list.*`torch.tensor\(\[ids\]\)`"),
         ({"input_ids": IDS}, r"`inputs` is of type dict.*`generate\(model, \*\*encoded\)`"),
     ],
