@@ -101,11 +101,7 @@ def decode(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, a
 
 def bind(generate, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Bind positional arguments of a model's own `generate` to names."""
-    names = list(inspect.signature(generate).parameters)
-    if len(args) > len(names):
-        raise TypeError(f"generate takes at most {len(names)} positional arguments, got {len(args)}")
-    positional = dict(zip(names, args, strict=False))
-    twice = positional.keys() & kwargs.keys()
-    if twice:
+    positional = inspect.signature(generate).bind_partial(*args).arguments
+    if twice := positional.keys() & kwargs.keys():
         raise TypeError(f"generate got multiple values for {', '.join(sorted(twice))}")
     return positional | kwargs

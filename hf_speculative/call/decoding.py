@@ -163,7 +163,7 @@ class SpeculativeDecoding:
             output = Output(input_ids, generation_config, parts.target, parts.stopping, streamer)
             statistics = yield from self._run(parts, output)
             note_decoded((model, options.source.draft_model), sum(statistics.seconds.values()))
-            if parts.sampler.processors.lookahead_unsupported_reason is None:  # else that was told
+            if parts.sampler.processors.memories.lookahead_unsupported_reason is None:  # else that was told
                 checks.warn_of_no_draft(options.source, model, statistics)
             if streamer is not None:
                 streamer.end()

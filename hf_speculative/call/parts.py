@@ -102,7 +102,7 @@ class WithinReach(WrappedSchedule):
 
     @property
     def reason(self) -> str | None:  # type: ignore[override]
-        why = self.processors.lookahead_unsupported_reason
+        why = self.processors.memories.lookahead_unsupported_reason
         return self.schedule.reason if why is None else str(why)
 
     def plan(self, batch: Batch) -> list[int]:
@@ -111,8 +111,8 @@ class WithinReach(WrappedSchedule):
 
 def within_reach(schedule: Schedule, processors: Processors) -> Schedule:
     """`schedule`, limited where processors have to be called once a token and in order."""
-    if processors.lookahead_unsupported_reason is not None:
-        warnings.warn(f"nothing is drafted in this call: {processors.lookahead_unsupported_reason}", stacklevel=2)
+    if (why := processors.memories.lookahead_unsupported_reason) is not None:
+        warnings.warn(f"nothing is drafted in this call: {why}", stacklevel=2)
     return WithinReach(schedule, processors) if processors.have_memory else schedule
 
 

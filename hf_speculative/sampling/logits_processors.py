@@ -21,7 +21,6 @@ from torch import Tensor
 from ..grammar.processor import GrammarProcessor
 from ..hf_compat import logits_process as hf
 from ..types import Batch, Guide
-from .copying import CannotCopy
 from .grammar import AfterEachPrefix
 from .guidance import Guidance
 from .memories import Memories
@@ -89,14 +88,9 @@ class Processors:
         return grammars[0].walks.get if grammars else lambda row: None
 
     @property
-    def lookahead_unsupported_reason(self) -> CannotCopy | None:
-        """Why drafts cannot be processed ahead of what is emitted; `None` if they can."""
-        return self.memories.lookahead_unsupported_reason
-
-    @property
     def draft_may_follow(self) -> bool:
         """Processors with a memory are first called, and copied, in a round without a draft."""
-        return self.lookahead_unsupported_reason is None and (self.memories.has_begun or not self.have_memory)
+        return self.memories.lookahead_unsupported_reason is None and (self.memories.has_begun or not self.have_memory)
 
     @property
     def keeps_rows_together(self) -> bool:
