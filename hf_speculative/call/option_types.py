@@ -127,7 +127,7 @@ class Grammars:
         several = isinstance(value, (list, tuple))
         for one in value if several else [value]:
             if not isinstance(one, (dict, str, re.Pattern, os.PathLike)) and not hasattr(one, "model_json_schema"):
-                raise wrong_type(name, one, self.text)
+                raise wrong_type(name, one, f"{self.text}; other engines' processors go into `logits_processor`")
         if several and not value:
             raise ValueError(f"`{name}={value!r}` lists none: give {self.text}.")
         return value

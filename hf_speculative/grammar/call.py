@@ -27,7 +27,7 @@ def with_grammar(
         tokenizer: the model's. Default: the one from where the model came from.
 
     Raises:
-        ImportError, TypeError, ValueError: as `compiled`; or they are not as many as the prompts.
+        ImportError, ValueError: as `compiled`; or they are not as many as the prompts.
     """
     if value is None:
         return kwargs

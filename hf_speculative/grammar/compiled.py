@@ -48,7 +48,6 @@ def compiled(value: Any, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eo
 
     Raises:
         ImportError: llguidance is missing.
-        TypeError: it is of another type.
         ValueError: it is no grammar, needs what the engine lacks, allows no text; the tokenizer does not fit.
     """
     try:
@@ -107,12 +106,10 @@ def _text(value: Any) -> str:
         return LLMatcher.grammar_from_json_schema(
             value, defaults=None if says_which else {"whitespace_pattern": WHITESPACE}
         )
-    if isinstance(value, str):
-        try:
-            return grammar_from("grammar", value)
-        except ValueError as error:
-            raise ValueError(f"`grammar={value[:80]!r}` is no grammar: {error}") from error
-    raise TypeError(f"`grammar` is of type {type(value).__name__}: other engines' go into `logits_processor`.")
+    try:
+        return grammar_from("grammar", value)
+    except ValueError as error:
+        raise ValueError(f"`grammar={value[:80]!r}` is no grammar: {error}") from error
 
 
 def _of_tags(value: dict[str, Any], kind: type) -> str:
