@@ -149,9 +149,7 @@ def check_generation(
         )
     _check_length(model, input_ids.shape[1], config.max_length)
     if input_ids.shape[0] > 1 and has_early_stops and pad_token(config) is None:
-        raise ValueError(
-            "rows may stop apart, with no token to fill up with: pass `pad_token_id=`, the eos token's say."
-        )
+        raise ValueError("rows may end apart: pass `pad_token_id=` to fill up with (the eos token's id will do).")
 
 
 def check_source(source: DraftSource, model: PreTrainedModel) -> None:

@@ -51,7 +51,7 @@ def check_inputs(options: Options, model: PreTrainedModel) -> None:
     if misfit and all(call.get(name) is None for name in ("inputs", "input_ids")):
         where = "instead" if misfit == "inputs_embeds" else "as well"
         raise ValueError(
-            f"`{misfit}` is too wide or narrow for the draft's encoder ({type(draft).__name__}): pass `input_ids=` {where}."
+            f"`{misfit}` has another width than the draft's encoder ({type(draft).__name__}) reads: pass `input_ids=` {where}."
         )
 
 

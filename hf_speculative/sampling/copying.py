@@ -62,7 +62,7 @@ def clone(parts: list, argument: str = "logits_processor", memo: dict[int, Any] 
         except Exception as error:
             name = type(part).__name__
             raise CannotCopy(
-                f"`{argument}`: {name} holds what cannot be copied ({error}), as drafts and batches need: give it a `clone()`."
+                f"`{argument}`: {name} holds what drafts and batches cannot copy ({error}): give it a `clone()` method."
             ) from error
     return copies
 
