@@ -39,12 +39,10 @@ STATIC_CACHES = ("static", "sliding_window", "hybrid", "hybrid_chunked")
 
 def check_settings(kwargs: dict[str, Any], configs: list[GenerationConfig]) -> None:
     """Refuse settings of the call or its generation configs that transformers has and speculation does not support."""
-    weight, cache = (
-        first_given(kwargs.get(name), *(getattr(config, name, None) for config in configs))
-        for name in ("assistant_ensemble_weight", "cache_implementation")
-    )
-    if weight is not None:
+    configured = first_given(*(getattr(config, "assistant_ensemble_weight", None) for config in configs))
+    if (weight := kwargs.get("assistant_ensemble_weight", configured)) is not None:
         raise ValueError(f"`assistant_ensemble_weight={weight}` gives tokens that are not exact: leave it out.")
+    cache = first_given(kwargs.get("cache_implementation"), *(config.cache_implementation for config in configs))
     if cache not in (None, "dynamic", *STATIC_CACHES):
         raise ValueError(f"`cache_implementation={cache!r}` cannot take drafts back: leave it out, or {PLAINLY}.")
 
@@ -244,11 +242,14 @@ def _check_length(model: PreTrainedModel, prompt_width: int, max_length: int) ->
             limits[f"attends to the best {name}={limit} keys, with ties broken by the shape of a pass"] = limit
     parameters = getattr(config, "rope_parameters", None) or {}
     for rope in (parameters, *(entry for entry in parameters.values() if isinstance(entry, dict))):
-        kind, limit = rope.get("rope_type"), config.max_position_embeddings
+        kind = rope.get("rope_type")
+        if kind not in ("dynamic", "longrope"):
+            continue
+        limit = config.max_position_embeddings
         if kind == "longrope":
             limit = getattr(config, "original_max_position_embeddings", limit)
             limit = rope.get("original_max_position_embeddings", limit)
-        if kind == "dynamic" or (kind == "longrope" and prompt_width <= limit):
+        if kind == "dynamic" or prompt_width <= limit:
             limits[f"has {kind} position embeddings, which change at {limit} tokens"] = limit
     for what, limit in limits.items():
         if max_length > limit:

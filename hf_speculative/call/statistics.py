@@ -190,7 +190,7 @@ class Stopwatch:
         by_stage = dict.fromkeys(STAGES, 0.0)
         for (_, start), (stage, end) in pairwise(self.marks):
             by_stage[stage] += start.elapsed_time(end) / 1000 if self.on_gpu else end - start
-        by_stage["rest"] = max(0.0, total - sum(by_stage.values()) + by_stage["rest"])
+        by_stage["rest"] = max(0.0, total - sum(by_stage[stage] for stage in STAGES[:-1]))
         return by_stage
 
     def _now(self):

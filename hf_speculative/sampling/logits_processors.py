@@ -132,8 +132,9 @@ class Processors:
         reach = Reach(prefixes)
         self.memories.begin_pass(batch, is_draft)
         for i in range(prefixes.num_positions):
+            reached = reach.at(i, columns)
             prefix = prefixes.at(i)
-            prefix.reached = reach.at(i, columns)
+            prefix.reached = reached
             self.memories.begin_position(prefix, i, is_draft)
             columns.append(self._apply(prefix, scores[:, i : i + 1]))
             self.memories.end_position(batch, is_draft)
