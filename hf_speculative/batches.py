@@ -144,22 +144,18 @@ class _Run:
         draft = options.source.draft_model
         has_encoder = any(part.config.is_encoder_decoder for part in (model, draft) if part is not None)
         if has_encoder and models_in_step(options["synced_gpus"], model, draft):
-            raise ValueError(
-                "encoders run once a window, and ranks may have more windows than others: "
-                "call `generate` with as many batches on each rank."
-            )
+            raise ValueError("encoders run once a window, of which ranks may have more or fewer: call `generate`.")
 
     def completions(self, prompts: Iterator[tuple[int, Any]], window: int) -> Generator[Completion, None, None]:
         """The rows of all prompts, as they finish."""
         if self.model.config.is_encoder_decoder:  # the encoder reads all prompts of a call at once
             window = min(window, self.batch_size)
-        draft = self.options.source.draft_model
-        steps = in_step(
-            self.options["synced_gpus"], self.model, draft, device_of(self.model)
-        )  # ranks may have more windows than others
-        with modes_of_a_call(self.model, draft), steps:
+        model, draft = self.model, self.options.source.draft_model
+        # Ranks may have more windows than others.
+        steps = in_step(self.options["synced_gpus"], model, draft, device_of(model))
+        with modes_of_a_call(model, draft), steps:
             while numbered := list(islice(prompts, window)):
-                ids = [(index, prompt_ids(prompt, index, self.model, self.tokenizer)) for index, prompt in numbered]
+                ids = [(index, prompt_ids(prompt, index, model, self.tokenizer)) for index, prompt in numbered]
                 try:
                     yield from self._window(ids)
                 except CannotRefill:  # raised before the first forward

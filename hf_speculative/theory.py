@@ -26,16 +26,12 @@ def acceptance_rate(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """
     if target_probs.shape != draft_probs.shape:
         shapes = f"{tuple(target_probs.shape)} and {tuple(draft_probs.shape)}"
-        raise ValueError(
-            f"`target_probs` and `draft_probs` have the shapes {shapes}: give distributions over the same tokens."
-        )
+        raise ValueError(f"`target_probs` and `draft_probs` have the shapes {shapes}: give one vocabulary.")
     for name, probs in (("target_probs", target_probs), ("draft_probs", draft_probs)):
         # wide enough for a softmax in bfloat16, narrow enough to catch logits
         is_one = (probs.sum(-1, dtype=torch.float32) - 1).abs() < 0.01
         if not (is_one.all() and (probs >= 0).all()):
-            raise ValueError(
-                f"`{name}` has rows that are not distributions: give probabilities >= 0 that sum to 1, not logits."
-            )
+            raise ValueError(f"`{name}` has rows that are not distributions: give probabilities, not logits.")
     return torch.minimum(target_probs, draft_probs).sum(-1)
 
 
@@ -82,12 +78,7 @@ def expected_tokens_from_survival(acceptance_prob: Sequence[float] | Tensor) -> 
     """
     if isinstance(acceptance_prob, Tensor):
         shape = tuple(acceptance_prob.shape)
-        _require(
-            len(shape) == 1,
-            "acceptance_prob.shape",
-            shape,
-            "should be (gamma,): average the rounds, `acceptance_prob.mean(0)`",
-        )
+        _require(len(shape) == 1, "acceptance_prob.shape", shape, "should be (gamma,): average the rounds, `.mean(0)`")
         acceptance_prob = acceptance_prob.tolist()
     for value in acceptance_prob:
         _require(0 <= value <= 1, "acceptance_prob", value, "is a probability: give numbers from 0 to 1")
@@ -126,9 +117,8 @@ def best_gamma_from_survival(
     """
     lengths = len(acceptance_prob), len(draft_times), len(verify_times)
     if len(set(lengths)) > 1:
-        raise ValueError(
-            f"`acceptance_prob`, `draft_times`, `verify_times` have the lengths {lengths}: give one per gamma."
-        )
+        names = "`acceptance_prob`, `draft_times`, `verify_times`"
+        raise ValueError(f"{names} have the lengths {lengths}: give one per gamma.")
     times = zip((0.0, *draft_times), (target_time, *verify_times), strict=True)
     speedups = [speedup_from_survival(acceptance_prob[:gamma], *pair, target_time) for gamma, pair in enumerate(times)]
     return speedups.index(max(speedups))

@@ -12,6 +12,7 @@ from tests.architectures.check import build as built_type
 from tests.architectures.check import types_of
 from tests.support import tiny
 from tests.support.execution import run_as
+from tests.support.plain import Collect
 from tests.support.recorded import Recorded
 from tests.support.served import PATIENCE, running, submit
 
@@ -111,25 +112,14 @@ def test_requests_of_a_server_are_what_they_are_alone(kind):
         assert bool(engine.statistics.num_accepted_draft_tokens) == (kind is not None)
 
 
-class Streamed(list):
-    """What a streamer was given."""
-
-    def put(self, value):
-        self.extend(value.flatten().tolist())
-
-    def end(self):
-        self.append("end")
-
-
 def test_copies_of_a_prompt_and_a_stream():
     target, draft = pair(torch.bfloat16)
     settings, inputs = SAMPLED | {"num_return_sequences": 3}, tiny.prompts(2)
     assert are_same(bits(target, inputs, settings, draft_model=draft), bits(target, inputs, settings, draft_model=None))
-    inputs, streams = tiny.prompts(1), [Streamed(), Streamed()]
-    for stream, model in zip(streams, (draft, None), strict=True):
-        tokens, *_ = bits(target, inputs, streamer=stream, draft_model=model)
-        assert stream == [*tokens[0].tolist(), "end"]
-    assert streams[0] == streams[1]
+    for model in (draft, None):
+        stream = Collect()
+        tokens, *_ = bits(target, tiny.prompts(1), streamer=stream, draft_model=model)
+        assert torch.cat([piece.flatten() for piece in stream.pieces]).tolist() == tokens[0].tolist() and stream.ended
 
 
 def test_attached_and_plain():

@@ -1,6 +1,7 @@
 """The ways in: generate, attach and detach, patch_transformers, the mixin, record."""
 
 import copy
+import functools
 import inspect
 import json
 import pickle
@@ -9,18 +10,12 @@ import sys
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    GenerationMixin,
-    LlamaForCausalLM,
-    pipeline,
-)
+from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, LlamaForCausalLM, pipeline
 from transformers.generation import utils
 
 import hf_speculative as hs
 from tests.support import tiny
-from tests.support.plain import agrees
+from tests.support.plain import agrees, speculates
 
 KWARGS = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}
 
@@ -32,22 +27,11 @@ def attached():
     hs.detach(model)
 
 
-def speculates(call) -> bool:
-    with hs.record() as stats:
-        call()
-    return stats.num_calls > 0
-
-
 @pytest.mark.parametrize("name", ["draft_model", "assistant_model"])
 def test_generate(target, draft, name):
     agrees(target, tiny.prompts(3) | KWARGS, **{name: draft})
     ids = tiny.prompts(1)["input_ids"]
     assert hs.generate(target, ids, **KWARGS, **{name: draft}).tolist() == target.generate(ids, **KWARGS).tolist()
-
-
-def test_generate_without_a_draft_is_plain(target):
-    for source in ({}, {"draft_model": None}):
-        assert not speculates(lambda source=source: hs.generate(target, **tiny.prompts(2), **KWARGS, **source))
 
 
 def test_generate_returns_what_transformers_returns(target, draft):
@@ -87,11 +71,11 @@ def test_a_generation_config_alone_warns_of_nothing(draft, monkeypatch):
 
 
 def test_attach_and_detach(attached, draft):
-    assert speculates(lambda: attached.generate(**tiny.prompts(3), **KWARGS))
-    assert not speculates(lambda: attached.generate(**tiny.prompts(3), **KWARGS, draft_model=None))
-    assert not speculates(lambda: attached.generate(**tiny.prompts(3), **KWARGS, assistant_model=None))
-    assert not speculates(lambda: hs.generate(attached, **tiny.prompts(3), **KWARGS, draft_model=None))
-    assert speculates(lambda: hs.generate(attached, **tiny.prompts(3), **KWARGS))
+    for generate in (attached.generate, functools.partial(hs.generate, attached)):
+        call = functools.partial(generate, **tiny.prompts(3), **KWARGS)
+        assert speculates(call)
+        for name in ("draft_model", "assistant_model"):
+            assert not speculates(functools.partial(call, **{name: None}))
     expected = hs.detach(attached).generate(**tiny.prompts(3), **KWARGS)
     assert "generate" not in vars(attached)
     hs.attach(attached, draft, config=hs.SpeculativeConfig(num_draft_tokens=2))

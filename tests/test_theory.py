@@ -8,14 +8,7 @@ import torch
 from hf_speculative import theory
 
 # Leviathan et al. 2023, Table 1, the draft's cost 0: alpha, gamma, speed
-TABLE_1 = [
-    (0.6, 2, 1.96),
-    (0.7, 3, 2.53),
-    (0.8, 2, 2.44),
-    (0.8, 5, 3.69),
-    (0.9, 2, 2.71),
-    (0.9, 10, 6.86),
-]
+TABLE_1 = [(0.6, 2, 1.96), (0.7, 3, 2.53), (0.8, 2, 2.44), (0.8, 5, 3.69), (0.9, 2, 2.71), (0.9, 10, 6.86)]
 
 # Leviathan et al. 2023, Table 4: gamma, alpha, c, and the speed the formula gives there; translation, then summaries
 TABLE_4 = [
@@ -37,20 +30,14 @@ COSTS = (0.01, 0.02, 0.05, 0.1)
 BEST_GAMMA = {0.5: (5, 4, 3, 2), 0.6: (7, 6, 4, 3), 0.7: (9, 8, 6, 4), 0.8: (14, 11, 8, 6), 0.9: (24, 19, 13, 10)}
 
 
-@pytest.mark.parametrize(("alpha", "gamma", "speed"), TABLE_1)
-def test_leviathan_table_1(alpha, gamma, speed):
-    assert round(theory.walltime_factor(alpha, gamma, cost=0), 2) == speed
-
-
-@pytest.mark.parametrize(("gamma", "alpha", "cost", "speed"), TABLE_4)
-def test_leviathan_table_4(gamma, alpha, cost, speed):
-    # alpha and c are printed to two decimals, which moves the speed by more than half of its last digit
-    assert theory.walltime_factor(alpha, gamma, cost) == pytest.approx(speed, abs=0.07)
-
-
-@pytest.mark.parametrize("alpha", BEST_GAMMA)
-def test_best_gamma_grid(alpha):
-    assert tuple(theory.best_gamma(alpha, cost) for cost in COSTS) == BEST_GAMMA[alpha]
+def test_leviathans_tables():
+    for alpha, gamma, speed in TABLE_1:
+        assert round(theory.walltime_factor(alpha, gamma, cost=0), 2) == speed
+    for gamma, alpha, cost, speed in TABLE_4:
+        # alpha and c are printed to two decimals, which moves the speed by more than half of its last digit
+        assert theory.walltime_factor(alpha, gamma, cost) == pytest.approx(speed, abs=0.07)
+    for alpha, best in BEST_GAMMA.items():
+        assert tuple(theory.best_gamma(alpha, cost) for cost in COSTS) == best
 
 
 def test_expected_tokens_of_a_perfect_draft():

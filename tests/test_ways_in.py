@@ -19,6 +19,7 @@ from transformers.cli.serving.utils import CBGenerateManager, GenerateManager
 
 import hf_speculative as hs
 from tests.support import tiny
+from tests.support.plain import speculates
 
 GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
 CONFIG = GenerationConfig(**GREEDY, eos_token_id=[60])
@@ -32,12 +33,6 @@ def attached():
     model = tiny.llama()
     yield hs.attach(model, tiny.noisy_copy(model), num_draft_tokens=3)
     hs.detach(model)
-
-
-def speculates(call) -> bool:
-    with hs.record() as stats:
-        call()
-    return bool(stats.num_draft_tokens)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT's
@@ -57,15 +52,13 @@ def test_compiled_models(attached):
     compiled = torch.compile(attached, backend="eager")
     assert speculates(lambda: compiled.generate(IDS, **GREEDY))
     assert speculates(lambda: compiled.generate_batch(IDS.tolist(), CONFIG))
-    generate = torch.compile(attached.generate, backend="eager")
-    with hs.record() as stats:
-        assert generate(IDS, **GREEDY).tolist() == expected
-    assert stats.num_draft_tokens
-    attached.forward = torch.compile(attached.forward, backend="eager")
-    with hs.record() as stats:
-        assert attached.generate(IDS, **GREEDY).tolist() == expected
-    assert stats.num_draft_tokens
-    del attached.forward
+    for name in ("generate", "forward"):
+        own = vars(attached).get(name)
+        setattr(attached, name, torch.compile(getattr(attached, name), backend="eager"))
+        with hs.record() as stats:
+            assert attached.generate(IDS, **GREEDY).tolist() == expected
+        assert stats.num_draft_tokens
+        delattr(attached, name) if own is None else setattr(attached, name, own)
 
 
 def test_caches_of_transformers(attached):
@@ -96,16 +89,16 @@ def test_transformers_serve(attached):
     """Its sequential manager drafts; that of continuous batching says that it does not."""
     manager, tokenizer = GenerateManager(), hs.embedded_pair()[2]
     call = manager.generate_non_streaming(attached, tokenizer, {"input_ids": IDS[:1]}, CONFIG, "request")
-    assert speculates(lambda: asyncio.run(_awaited(call)))
+
+    async def answered():
+        return await call
+
+    assert speculates(lambda: asyncio.run(answered()))
     manager.stop()
     batched = CBGenerateManager()
     with pytest.warns(UserWarning, match=SAYS):
         batched.init_cb(attached, copy.deepcopy(CONFIG))
     batched.stop()
-
-
-async def _awaited(call):
-    return await call
 
 
 def test_evaluation_of_a_trainer(attached, tmp_path):

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from ..hf_compat import ACTIVE_ADAPTER, DISABLE_ADAPTERS, adapters_of
 from ..models import exchanged
 from ..models.shallow import install_capturing_hooks
-from .checks import unwrap
+from .checks import PLAINLY, check_type, unwrap
 
 
 def without_adapter(model) -> PreTrainedModel:
@@ -45,20 +45,16 @@ def with_adapter(model, adapter_name: str) -> PreTrainedModel:
 
 
 def _switched(model, switches: dict, adapter_name: str | None = None) -> PreTrainedModel:
-    layers = _adapter_layers(model)
     base = unwrap(model, "model")
-    name = type(model).__name__
+    layers, name = _adapter_layers(base), type(model).__name__
     if not layers:
         raise ValueError(f"`model`: {name} has no adapter layers: pass a PEFT model with LoRA-style adapters.")
     if any(getattr(layer, "merged", False) for layer in layers.values()):
-        raise ValueError(
-            f"`model`: the adapters of {name} are merged into its weights: call `unmerge_adapter()` first."
-        )
+        raise ValueError(f"`model`: adapters of {name} are merged into its weights: call `unmerge_adapter()` first.")
     known = {known for layer in layers.values() for known in adapters_of(layer)}
     if adapter_name is not None and adapter_name not in known:
-        raise ValueError(
-            f"`adapter_name={adapter_name!r}` is not one of the model's adapters: {', '.join(sorted(known))}."
-        )
+        names = ", ".join(sorted(known))
+        raise ValueError(f"`adapter_name={adapter_name!r}` is not one of the model's adapters: {names}.")
     install_capturing_hooks(base)
     twin = exchanged(base, {path: exchanged(layer, {}) for path, layer in layers.items()})
     for path in layers:
@@ -66,18 +62,14 @@ def _switched(model, switches: dict, adapter_name: str | None = None) -> PreTrai
     return twin
 
 
-def _adapter_layers(model) -> dict[str, nn.Module]:
-    """The modules that switch adapters, by path in the unwrapped model."""
+def _adapter_layers(base) -> dict[str, nn.Module]:
+    """The modules that switch adapters, by path in an unwrapped model."""
     try:
         from peft.tuners.tuners_utils import BaseTunerLayer
         from peft.utils.other import AuxiliaryTrainingWrapper
     except ImportError as error:
         raise ImportError("adapters need peft: pip install 'hf_speculative[peft]'") from error
-    base = unwrap(model, "model")
-    if not isinstance(base, PreTrainedModel):
-        raise TypeError(
-            f"`model` is of type {type(model).__name__}: pass a PEFT model, or a transformers model with adapters."
-        )
+    check_type(base, "model")
     kinds = (BaseTunerLayer, AuxiliaryTrainingWrapper)
     return {path: module for path, module in base.named_modules() if isinstance(module, kinds)}
 
@@ -94,6 +86,6 @@ def check_adapter_names(model: PreTrainedModel, num_rows: int) -> None:
     names = next((names for hook in hooks if (names := getattr(hook, "keywords", {}).get("adapter_names"))), None)
     if names is not None:
         raise ValueError(
-            f"`adapter_names={names!r}` gives each row an adapter, and rows leave the batch as they are done: generate for "
-            "the rows of each adapter apart, after `model.set_adapter(...)`, or pass `draft_model=None` for plain decoding."
+            f"`adapter_names={names!r}` gives each row an adapter, and rows leave the batch as they are done: "
+            f"`model.set_adapter(...)` for the rows of each apart, or {PLAINLY}."
         )

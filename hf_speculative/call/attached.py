@@ -81,40 +81,27 @@ def plain_generate_of(model):
 
 
 def decode(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, attached_config=None):
-    """Decode one call: plainly if nothing asks for speculation, else through transformers' hook."""
+    """Decode one call through transformers' hook; by transformers alone if nothing asks for a draft or compiled passes."""
     options, kwargs = checked(model, plain_generate, kwargs, attached_draft, attached_config)
+    prepared, is_plain = kwargs, options is None
     if options is None:
-        return _plain(model, plain_generate, kwargs, attached_config)
+        options, prepared = on_own_passes(model, plain_generate, kwargs, attached_config)
+    if options is None:
+        return plain_generate(**kwargs)
+    decoding = SpeculativeDecoding(options, rows_go_on=True, is_plain=is_plain)
     try:
         with modes_of_a_call(model, options.source.draft_model):
-            return plain_generate(**kwargs, custom_generate=SpeculativeDecoding(options, rows_go_on=True))
-    except Declined as error:
-        warnings.warn(f"nothing is drafted in this call: {error.__cause__}", stacklevel=3)
-        more = {name: options[name] for name in ("streamer", "synced_gpus") if options[name] is not None}
-        return plain_generate(**kwargs | more)
-
-
-def _plain(model, plain_generate, kwargs: dict[str, Any], attached_config):
-    """Decode without a draft: on the compiled passes of an attached model, else by transformers alone."""
-    on_passes = on_own_passes(model, plain_generate, kwargs, attached_config)
-    if on_passes is None:
-        return plain_generate(**kwargs)
-    options, prepared = on_passes
-    decoding = SpeculativeDecoding(options, rows_go_on=True, is_plain=True)
-    try:
-        with modes_of_a_call(model, None):
             return plain_generate(**prepared, custom_generate=decoding)
-    except Declined:
+    except Declined as error:
+        if not is_plain:
+            warnings.warn(f"nothing is drafted in this call: {error.__cause__}", stacklevel=3)
+            kwargs |= {name: options[name] for name in ("streamer", "synced_gpus") if options[name] is not None}
         return plain_generate(**kwargs)
 
 
 def bind(generate, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Bind positional arguments of a model's own `generate` to names."""
-    names = list(inspect.signature(generate).parameters)
-    if len(args) > len(names):
-        raise TypeError(f"generate takes at most {len(names)} positional arguments, got {len(args)}")
-    positional = dict(zip(names, args, strict=False))
-    twice = positional.keys() & kwargs.keys()
-    if twice:
+    positional = inspect.signature(generate).bind_partial(*args).arguments
+    if twice := positional.keys() & kwargs.keys():
         raise TypeError(f"generate got multiple values for {', '.join(sorted(twice))}")
     return positional | kwargs

@@ -30,25 +30,20 @@ from .statistics import Statistics
 NEARLY_AS_DEAR = 1.1
 #: passes of a call without a draft before a warning
 ENOUGH_PASSES = 48
-LOSSY_FIELDS = ("assistant_ensemble_weight",)
+PLAINLY = "pass `draft_model=None` for plain decoding"
+WITHIN_ROUNDING = "use `reproducible=True`, which holds within rounding"
 #: kept in preallocated tensors by the ragged path, and in a cache that can be rolled back by the universal one
 STATIC_CACHES = ("static", "sliding_window", "hybrid", "hybrid_chunked")
 
 
 def check_settings(kwargs: dict[str, Any], configs: list[GenerationConfig]) -> None:
     """Refuse settings of the call or its generation configs that transformers has and speculation does not support."""
-    for name in LOSSY_FIELDS:
-        value = kwargs.get(name, first_given(*(getattr(config, name, None) for config in configs)))
-        if value is not None:
-            raise ValueError(
-                f"`{name}={value}` changes the output's distribution, and speculation here is exact: leave it out."
-            )
+    configured = first_given(*(getattr(config, "assistant_ensemble_weight", None) for config in configs))
+    if (weight := kwargs.get("assistant_ensemble_weight", configured)) is not None:
+        raise ValueError(f"`assistant_ensemble_weight={weight}` gives tokens that are not exact: leave it out.")
     cache = first_given(kwargs.get("cache_implementation"), *(config.cache_implementation for config in configs))
     if cache not in (None, "dynamic", *STATIC_CACHES):
-        raise ValueError(
-            f"`cache_implementation={cache!r}` cannot be taken back when a draft is rejected: leave it out, or pass "
-            "`draft_model=None` for plain decoding."
-        )
+        raise ValueError(f"`cache_implementation={cache!r}` cannot take drafts back: leave it out, or {PLAINLY}.")
 
 
 def check_options(options: Options) -> None:
@@ -57,52 +52,44 @@ def check_options(options: Options) -> None:
     threshold = options["assistant_confidence_threshold"]
     if threshold and options.source.counts_nodes:
         raise ValueError(
-            f"`tree_top_k` and `tree_depth` have no effect beside `assistant_confidence_threshold={threshold}`, which ends a "
-            "chain early: leave one of them out, or set the threshold to 0."
+            f"`tree_top_k` and `tree_depth` have no effect beside `assistant_confidence_threshold={threshold}`: leave one out."
         )
     rule = rule_for(config.rule)
-    if rule is not None and not rule.lossless and not config.allow_lossy:
+    if rule is None:
+        return
+    name = type(rule).__name__
+    if not (rule.lossless or config.allow_lossy):
         raise ValueError(
-            f"the rule {type(rule).__name__} does not declare itself lossless, so that the output would not have the "
-            "target's distribution: choose another, or pass SpeculativeConfig(allow_lossy=True) if that is what you want."
+            f"the rule {name} does not declare itself lossless: choose another, or `SpeculativeConfig(allow_lossy=True)`."
         )
-    if config.reproducible and rule is not None and not rule.emits_draws:
+    if config.reproducible and not rule.emits_draws:
         raise ValueError(
-            f"`reproducible={config.reproducible!r}` emits what plain `generate` draws, which only SampledVerification can do, "
-            f"but the rule is {type(rule).__name__}: leave one of the two out."
+            f"`reproducible={config.reproducible!r}` needs the rule SampledVerification, and yours is {name}: leave one out."
         )
 
 
 def check_bitwise(options: Options, model: PreTrainedModel, path: Path, inputs: Inputs) -> None:
     """Refuse `reproducible="bitwise"` for a target, source or rows whose passes cannot have one shape."""
+    lanes = options.config.lanes
     if not options.is_bitwise:
         if "lanes" in options.in_call:
             raise ValueError(
-                f"`lanes={options.config.lanes}` has no effect without `reproducible='bitwise'`: give both, or leave it out."
+                f"`lanes={lanes}` has no effect without `reproducible='bitwise'`: give both, or leave it out."
             )
         return
-    lanes, num_rows = options.config.lanes, inputs.input_ids.shape[0]
-    if path.name != "ragged":
-        raise ValueError(
-            f"`reproducible='bitwise'` needs passes of one shape, and {type(model).__name__} {path.reason}: "
-            f"{path.way_out or 'use `reproducible=True`, which holds within rounding'}."
-        )
-    if is_recurrent(model):
-        raise ValueError(
-            f"`reproducible='bitwise'` needs passes of one shape, and {type(model).__name__} has recurrent layers, whose "
-            "states filler would change: use `reproducible=True`, which holds within rounding."
-        )
-    if options.source.writes_target:
-        raise ValueError(
-            f"`{options.source.name}` drafts into the target's own cache, in passes of another shape, which "
-            "`reproducible='bitwise'` rules out: use another draft."
-        )
-    if inputs.cache is not None and inputs.cache.get_seq_length():
-        raise ValueError(
-            "`past_key_values` holds tokens, whose bits come from passes of other shapes, which `reproducible='bitwise'` rules "
-            "out: leave it out."
-        )
+    num_rows = len(inputs.input_ids)
     num_rows = min(num_rows, options.rows_at_once or num_rows)
+    reason, way_out = None, WITHIN_ROUNDING
+    if path.name != "ragged":
+        reason, way_out = f"{type(model).__name__} {path.reason}", path.way_out or WITHIN_ROUNDING
+    elif is_recurrent(model):
+        reason = f"{type(model).__name__} has recurrent layers, whose states filler would change"
+    elif options.source.writes_target:
+        reason, way_out = f"`{options.source.name}` drafts into the target's own cache", "use another draft"
+    elif inputs.cache is not None and inputs.cache.get_seq_length():
+        reason, way_out = "`past_key_values` holds tokens, whose bits come from other passes", "leave it out"
+    if reason is not None:
+        raise ValueError(f"`reproducible='bitwise'` needs passes of one shape, and {reason}: {way_out}.")
     if lanes is not None and lanes < num_rows:
         raise ValueError(f"`lanes={lanes}` and {num_rows} rows run together: give {num_rows} or more, or leave it out.")
 
@@ -110,47 +97,37 @@ def check_bitwise(options: Options, model: PreTrainedModel, path: Path, inputs: 
 def refuse_other_bits(model: PreTrainedModel) -> None:
     """Refuse a target whose logits depend on other columns or rows of a pass though its shape is the same."""
     raise ValueError(
-        f"`reproducible='bitwise'`: logits of {type(model).__name__} are other bits where other columns or rows of a pass "
-        "hold other tokens, as tried on this machine: use `reproducible=True`, which holds within rounding."
+        f"`reproducible='bitwise'`: logits of {type(model).__name__} are other bits where other columns or rows of a pass hold "
+        f"other tokens, as tried on this machine: {WITHIN_ROUNDING}."
     )
 
 
 def check_sample_method(options: Options, config: GenerationConfig, drafter: Drafter) -> None:
     """Refuse `draft_sample_method` in a call whose draft tokens are not sampled."""
-    method = options.config.draft_sample_method
+    own = options.config
     if "draft_sample_method" not in options.in_call:  # what was attached is for calls that can use it
         return
     reason = None
     if not config.do_sample:
         reason = "greedy decoding: set `do_sample=True`"
-    elif options.config.reproducible:
-        value = options.config.reproducible
-        reason = f"`reproducible={value!r}`, whose drafts follow plain decoding's own noise: leave one of the two out"
+    elif own.reproducible:
+        reason = f"`reproducible={own.reproducible!r}`, whose drafts follow plain decoding's noise: leave one out"
     elif drafter.one_hot_proposals:
         reason = f"drafts by `{options.source.name}`, which are guessed without chance: leave it out"
     if reason is not None:
-        raise ValueError(f"`draft_sample_method={method!r}` has no effect on {reason}.")
+        raise ValueError(f"`draft_sample_method={own.draft_sample_method!r}` has no effect on {reason}.")
 
 
 def check_generation(
-    options: Options,
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    generation_config: GenerationConfig,
-    has_early_stops: bool,
+    options: Options, model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, has_early_stops: bool
 ) -> None:
     """Check the call after `generate` has prepared it."""
-    config = generation_config
-    if config.num_beams is not None and config.num_beams > 1:
-        raise ValueError(
-            f"`num_beams={config.num_beams}` searches, a draft samples or follows the argmax: set `num_beams=1`, or pass "
-            "`draft_model=None` for plain beam search."
-        )
     if config.use_cache is False:
         raise ValueError("`use_cache=False` leaves nothing to verify drafts with: set `use_cache=True`.")
     if "generator" in options.in_call and not config.do_sample:
         raise ValueError("`generator` has no effect on greedy decoding: set `do_sample=True` or leave it out.")
     unsupported = {
+        "num_beams": (config.num_beams or 1) > 1,
         "penalty_alpha": bool(config.penalty_alpha) and not config.do_sample and (config.top_k or 0) > 1,
         "dola_layers": config.dola_layers is not None,
         "constraints": config.constraints is not None,
@@ -159,24 +136,17 @@ def check_generation(
     }
     for name, is_used in unsupported.items():
         if is_used:
-            raise ValueError(
-                f"`{name}={getattr(config, name)!r}` is not supported together with a draft: leave it out, or pass "
-                "`draft_model=None` for plain decoding."
-            )
+            value = getattr(config, name)
+            raise ValueError(f"`{name}={value!r}` is not supported beside a draft: leave it out, or {PLAINLY}.")
     caches = [name for name in CACHE_ARGUMENTS if name in inspect.signature(model.forward).parameters]
     if config.guidance_scale not in (None, 1) and caches and "past_key_values" not in caches:
         raise ValueError(
-            f"`guidance_scale={config.guidance_scale}`: {type(model).__name__} has no `past_key_values` but `{caches[0]}`, "
-            "without which transformers guides by the last token alone: leave it out, or pass `draft_model=None` for plain "
-            "decoding."
+            f"`guidance_scale={config.guidance_scale}` needs `past_key_values`, and {type(model).__name__} has "
+            f"`{caches[0]}`: leave it out, or {PLAINLY}."
         )
-    _check_rope(model, input_ids.shape[1], config.max_length)
-    _check_sparse(model, config.max_length)
+    _check_length(model, input_ids.shape[1], config.max_length)
     if input_ids.shape[0] > 1 and has_early_stops and pad_token(config) is None:
-        raise ValueError(
-            "rows may stop at different lengths and there is no token to fill up with: pass `pad_token_id=` (the eos token's "
-            "id will do)."
-        )
+        raise ValueError("rows may end apart: pass `pad_token_id=` to fill up with (the eos token's id will do).")
 
 
 def check_source(source: DraftSource, model: PreTrainedModel) -> None:
@@ -193,11 +163,9 @@ def warn_of_size(source: DraftSource, model: PreTrainedModel) -> None:
         return
     size, draft_size = (weights_of_a_pass(one) for one in (model, draft))
     if draft_size > NEARLY_AS_DEAR * size:
-        warnings.warn(
-            f"`draft_model`: a token takes {draft_size:,} weights of {type(draft).__name__} and {size:,} of the target, so "
-            "that drafts cost more than they can save: are the two mixed up?",
-            stacklevel=2,
-        )
+        sizes = f"{draft_size:,} weights of {type(draft).__name__} and {size:,} of the target"
+        why = "drafts cost more than they can save: are the two mixed up?"
+        warnings.warn(f"`draft_model`: a token takes {sizes}, so that {why}", stacklevel=2)
 
 
 def warn_of_no_draft(source: DraftSource, model: PreTrainedModel, statistics: Statistics) -> None:
@@ -229,13 +197,11 @@ def check_whole_states(source: DraftSource, inputs: Inputs) -> None:
         return
     if inputs.input_ids.shape[1] == 0:
         raise ValueError(
-            f"`{source.name}` reads the prompt's ids, and `inputs_embeds` came alone: pass `input_ids=` as well, or use "
-            "another draft."
+            f"`{source.name}` reads the prompt's ids, not `inputs_embeds`: pass `input_ids=` as well, or use another draft."
         )
     if (size := inputs.generation_config.prefill_chunk_size) is not None:
         raise ValueError(
-            f"`prefill_chunk_size={size}` shows the states of the last chunk alone, and `{source.name}` reads those of the "
-            "whole prompt: leave it out, or use another draft."
+            f"`prefill_chunk_size={size}` hides states that `{source.name}` reads: leave it out, or use another draft."
         )
 
 
@@ -258,14 +224,21 @@ def check_passes(execution: Execution, source: DraftSource, model: PreTrainedMod
             return
         why = f"and {type(model).__name__} {reason}"
     raise ValueError(
-        f"`optimize=True` has no effect on drafts by `{source.name}`, which reads the target's states {why}: leave it "
-        "out, or use a `draft_model=` that decodes on its own or `draft_model='ngram'`."
+        f"`optimize=True` has no effect on drafts by `{source.name}`, which reads the target's states {why}: leave it out, or "
+        "use a `draft_model=` that decodes on its own or `draft_model='ngram'`."
     )
 
 
-def _check_rope(model: PreTrainedModel, prompt_width: int, max_length: int) -> None:
-    """Rotary tables that change with the text's length: what plain decoding computes then depends on its steps."""
+def _check_length(model: PreTrainedModel, prompt_width: int, max_length: int) -> None:
+    """Refuse a text so long that what plain decoding computes depends on how many tokens a pass has.
+
+    Rotary tables may change with the length. Attention that keeps the best keys breaks ties by the shape of a pass.
+    """
     config = model.config.get_text_config(decoder=True)
+    limits: dict[str, int] = {}
+    for name in ("index_topk", "keep_window_size"):
+        if (limit := getattr(config, name, None)) is not None:
+            limits[f"attends to the best {name}={limit} keys, with ties broken by the shape of a pass"] = limit
     parameters = getattr(config, "rope_parameters", None) or {}
     for rope in (parameters, *(entry for entry in parameters.values() if isinstance(entry, dict))):
         kind = rope.get("rope_type")
@@ -273,25 +246,13 @@ def _check_rope(model: PreTrainedModel, prompt_width: int, max_length: int) -> N
             continue
         limit = config.max_position_embeddings
         if kind == "longrope":
-            limit = rope.get(
-                "original_max_position_embeddings", getattr(config, "original_max_position_embeddings", limit)
-            )
-        crosses = max_length > limit and (kind == "dynamic" or prompt_width <= limit)
-        if crosses:
+            limit = getattr(config, "original_max_position_embeddings", limit)
+            limit = rope.get("original_max_position_embeddings", limit)
+        if kind == "dynamic" or prompt_width <= limit:
+            limits[f"has {kind} position embeddings, which change at {limit} tokens"] = limit
+    for what, limit in limits.items():
+        if max_length > limit:
             raise ValueError(
-                f"the model's {kind} position embeddings change at {limit} tokens and `max_length={max_length}` is beyond: "
-                f"generate up to {limit} tokens, prompt included, or pass `draft_model=None` for plain decoding."
-            )
-
-
-def _check_sparse(model: PreTrainedModel, max_length: int) -> None:
-    """Attention that keeps the best keys: past that many, what it keeps depends on how many tokens a pass has."""
-    config = model.config.get_text_config(decoder=True)
-    for name in ("index_topk", "keep_window_size"):
-        limit = getattr(config, name, None)
-        if limit is not None and max_length > limit:
-            raise ValueError(
-                f"{type(model).__name__} attends to the best {name}={limit} keys, with ties broken by the shape of a pass, and "
-                f"`max_length={max_length}` is beyond: generate up to {limit} tokens, prompt included, or pass "
-                "`draft_model=None` for plain decoding."
+                f"{type(model).__name__} {what}, and `max_length={max_length}` is beyond: generate up to {limit} tokens, "
+                f"prompt included, or {PLAINLY}."
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -49,17 +49,14 @@ class SpeculativeConfig:
     optimize: bool | str | None = None
 
     def __post_init__(self):
-        for one in fields(self):
-            object.__setattr__(self, one.name, checked(one.name, getattr(self, one.name)))
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, checked(name, value))
         if self.schedule is not None and self.num_draft_tokens is not None:
-            raise ValueError(
-                "`num_draft_tokens` has no effect beside `schedule`, which chooses it: leave one of them out."
-            )
+            raise ValueError("`num_draft_tokens` has no effect beside `schedule`: leave one of them out.")
 
     def over(self, other: SpeculativeConfig) -> SpeculativeConfig:
         """This config, with open fields taken from `other`."""
-        names = [f.name for f in fields(self)]
-        chosen = {n: first_given(getattr(self, n), getattr(other, n)) for n in names}
+        chosen = {name: first_given(value, getattr(other, name)) for name, value in vars(self).items()}
         if self.num_draft_tokens is not None:
             chosen["schedule"] = None  # a given length overrides the other config's schedule
         elif self.schedule is not None:

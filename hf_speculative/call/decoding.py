@@ -3,40 +3,28 @@
 import functools
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from ..distributed.synced_gpus import in_step
-from ..distributed.tensor_parallel import SingleProcess
+from ..distributed.tensor_parallel import ranks_of
 from ..hf_compat import is_given_by_user
-from ..interfaces import CachedModel, Drafter, Rule, Schedule, Stopping
 from ..loop import speculate
 from ..models import Inputs, note_decoded
 from ..sampling.copying import CannotCopy
 from ..sampling.logits_processors import Processors
-from ..sampling.samplers import ProcessedSampler
 from ..sampling.stopping import CriteriaStopping
+from ..schedules import AlignRows
 from ..types import Batch, Round
 from . import checks, input_checks
 from .adapters import check_adapter_names
 from .configuration import Options
 from .learned import Learned
 from .output import GenerateSpeculativeEncoderDecoderOutput, GenerateSpeculativeOutput, Output
-from .parts import (
-    drawn_from,
-    kept_together,
-    make_ranks,
-    make_rule,
-    make_sampler,
-    make_schedule,
-    may_branch,
-    target_and_drafter,
-    within_reach,
-)
+from .parts import drawn_from, make_rule, make_sampler, make_schedule, may_branch, target_and_drafter, within_reach
 from .statistics import Statistics, Stopwatch, publish
 
 
@@ -48,9 +36,8 @@ class CannotRefill(Exception):
     """A part of the call keeps its rows together, so that they have to start together as well."""
 
 
-@dataclass(frozen=True)
 class Parts:
-    """The parts of one call, before anything has been run.
+    """The parts of one call, checked, before anything has been run.
 
     Attributes:
         inputs: the call, as the target's own `generate` prepared it.
@@ -60,21 +47,57 @@ class Parts:
         ranks: the process or group that decides, where several run the target together.
     """
 
-    inputs: Inputs
-    cache: Cache | None
-    batch: Batch
-    target: CachedModel
-    drafter: Drafter
-    sampler: ProcessedSampler
-    rule: Rule
-    schedule: Schedule
-    stopping: Stopping
-    generator: torch.Generator | None
-    learned: Learned
-    ranks: SingleProcess
+    def __init__(
+        self,
+        options: Options,
+        model: PreTrainedModel,
+        inputs: Inputs,
+        inputs_tensor: Tensor | None,
+        logits_processor: LogitsProcessorList,
+        stopping: CriteriaStopping,
+    ):
+        own, config, source = options.config, inputs.generation_config, options.source
+        processors = Processors(logits_processor, inputs.input_ids.shape[0])
+        checks.check_generation(options, model, inputs.input_ids, config, stopping.rows_may_differ)
+        check_adapter_names(model, inputs.input_ids.shape[0])
+        self.inputs, self.cache = inputs, inputs.cache if is_given_by_user(inputs.cache) else None
+        if self.cache is not None:
+            input_checks.check_cache(self.cache, inputs, source)
+        input_checks.check_prompt(model, inputs)
+
+        self.ranks = ranks = ranks_of(model, source.draft_model, source.reads_target)
+        self.target, drafter = target_and_drafter(options, model, inputs, inputs_tensor)
+        checks.check_sample_method(options, config, drafter)
+        self.drafter = ranks.drafter(drafter)
+        assert stopping.max_length is not None  # transformers' generate always sets one
+        self.batch = batch = Batch(inputs.input_ids, inputs.prompt.padding, stopping.max_length, inputs.prompt.history)
+        batch.ends = frozenset(stopping.eos)
+        batch.guide_of = processors.guides(batch.history)  # type: ignore[assignment, method-assign]
+        self.sampler = make_sampler(own, model, batch, processors, config)
+        if options.rows_at_once is not None:
+            self._let_rows_wait(options.rows_at_once)
+        self.rule = make_rule(own, self.sampler, self.drafter)
+        self.sampler.keeps_draft_probs = self.rule.reads_draft_probs
+        batch.branches = may_branch(self.drafter, model, self.target, self.sampler, ranks.rule(self.rule))
+        self.learned = Learned(options, model, inputs, logits_processor)
+        self.schedule = self.learned.timed(within_reach(make_schedule(options), processors))
+        self.stopping = ranks.stopping(stopping)
+        self.generator = drawn_from(own, inputs.input_ids.device) if config.do_sample else None
+
+    def _let_rows_wait(self, num_rows: int) -> None:
+        """Only `num_rows` rows run at a time."""
+        if num_rows >= len(self.batch.rows):
+            return
+        if any(part.keeps_rows_together for part in (self.target, self.drafter, self.sampler.processors)):
+            raise CannotRefill
+        self.batch.shares_prefixes = self.target.shares_prefixes
+        self.batch.wait_beyond(num_rows)
 
     def begin(self) -> None:
         """Everything up to the first round; a cache that is given, and prompts that rows share, are read here."""
+        self.ranks.begin(self.generator)
+        self.schedule.begin(self.batch, self.learned.costs)
+        self.learned.start(self.schedule)
         self.drafter.may_branch = self.batch.branches
         self.drafter.follow(self.target)
         self.drafter.begin(self.batch, self.sampler)
@@ -86,17 +109,11 @@ class Parts:
 
     def rounds(self, lap: Callable[[str], None]) -> Generator[Round, None, None]:
         """The loop itself, `lap` being told each stage that ends."""
-        ranks, target, drafter = self.ranks, self.target, self.drafter
-        return speculate(
-            self.batch,
-            target,
-            drafter,
-            ranks.rule(self.rule),
-            kept_together(ranks.schedule(self.schedule), target, drafter),
-            ranks.sampler(self.sampler),
-            self.stopping,
-            lap,
-        )
+        schedule = self.ranks.schedule(self.schedule)
+        if self.target.keeps_rows_together or self.drafter.keeps_rows_together:
+            schedule = AlignRows(schedule)
+        rule, sampler = self.ranks.rule(self.rule), self.ranks.sampler(self.sampler)
+        return speculate(self.batch, self.target, self.drafter, rule, schedule, sampler, self.stopping, lap)
 
 
 class SpeculativeDecoding:
@@ -125,24 +142,29 @@ class SpeculativeDecoding:
 
         The generator's own result is what `generate` returns.
         """
-        streamer = self.options["streamer"]
+        options, streamer = self.options, self.options["streamer"]
         inputs = Inputs(input_ids, generation_config, model_kwargs)
+        keep_scores = bool(generation_config.return_dict_in_generate and generation_config.output_scores)
+        only_copies = options.rows_at_once is not None
         with self._in_step(model, input_ids.device):
             try:
-                parts = self._build(model, inputs, inputs_tensor, logits_processor, stopping_criteria)
+                stopping = CriteriaStopping(
+                    stopping_criteria, len(input_ids), keep_scores, only_copies, self.rows_go_on
+                )
+                parts = Parts(options, model, inputs, inputs_tensor, logits_processor, stopping)
             except (TypeError, ValueError) as error:
                 # Processors that cannot be copied serve a batch as transformers calls them: all rows together.
                 other_way = self.is_plain or (self.rows_go_on and isinstance(error, CannotCopy))
-                if other_way and not self.options.is_bitwise:  # whose steps would be of another shape
+                if other_way and not options.is_bitwise:  # whose steps would be of another shape
                     raise Declined from error
                 raise
             if streamer is not None:
                 streamer.put(input_ids.cpu())
             output = Output(input_ids, generation_config, parts.target, parts.stopping, streamer)
             statistics = yield from self._run(parts, output)
-            note_decoded((model, self.options.source.draft_model), sum(statistics.seconds.values()))
-            if parts.sampler.processors.lookahead_unsupported_reason is None:  # else that was told
-                checks.warn_of_no_draft(self.options.source, model, statistics)
+            note_decoded((model, options.source.draft_model), sum(statistics.seconds.values()))
+            if parts.sampler.processors.memories.lookahead_unsupported_reason is None:  # else that was told
+                checks.warn_of_no_draft(options.source, model, statistics)
             if streamer is not None:
                 streamer.end()
             return self._finish(parts, output, statistics)
@@ -169,85 +191,9 @@ class SpeculativeDecoding:
             return nullcontext()
         return in_step(options["synced_gpus"], model, options.source.draft_model, device)
 
-    def _build(
-        self,
-        model: PreTrainedModel,
-        inputs: Inputs,
-        inputs_tensor: Tensor | None,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-    ) -> Parts:
-        """The call, checked, and the parts for it."""
-        options, config = self.options, inputs.generation_config
-        num_rows = inputs.input_ids.shape[0]
-        keep_scores = bool(config.return_dict_in_generate and config.output_scores)
-        is_one_of_many = options.rows_at_once is not None
-        stopping = CriteriaStopping(
-            stopping_criteria, num_rows, keep_scores, only_copies=is_one_of_many, rows_go_on=self.rows_go_on
-        )
-        processors = Processors(logits_processor, num_rows)
-        cache = self._check(model, inputs, stopping)
-
-        ranks = make_ranks(options, model)
-        target, drafter = target_and_drafter(options, model, inputs, inputs_tensor)
-        checks.check_sample_method(options, config, drafter)
-        drafter = ranks.drafter(drafter)
-        assert stopping.max_length is not None  # transformers' generate always sets one
-        batch = Batch(inputs.input_ids, inputs.prompt.padding, stopping.max_length, inputs.prompt.history)
-        batch.ends = frozenset(stopping.eos)
-        batch.guide_of = processors.guides(batch.history)  # type: ignore[assignment, method-assign]
-        sampler = make_sampler(options.config, model, batch, processors, config)
-        self._let_rows_wait(batch, target, drafter, sampler)
-        rule = make_rule(options.config, sampler, drafter)
-        sampler.keeps_draft_probs = rule.reads_draft_probs
-        batch.branches = may_branch(drafter, model, target, sampler, ranks.rule(rule))
-        learned = Learned(options, model, inputs, logits_processor)
-        schedule = learned.timed(within_reach(make_schedule(options), processors))
-        return Parts(
-            inputs=inputs,
-            cache=cache,
-            batch=batch,
-            target=target,
-            drafter=drafter,
-            sampler=sampler,
-            rule=rule,
-            schedule=schedule,
-            stopping=ranks.stopping(stopping),
-            generator=drawn_from(options.config, inputs.input_ids.device) if config.do_sample else None,
-            learned=learned,
-            ranks=ranks,
-        )
-
-    def _check(self, model: PreTrainedModel, inputs: Inputs, stopping: CriteriaStopping) -> Cache | None:
-        """Check the call before its parts are made; returns the user's own cache, if there is one."""
-        checks.check_generation(
-            self.options, model, inputs.input_ids, inputs.generation_config, stopping.rows_may_differ
-        )
-        check_adapter_names(model, inputs.input_ids.shape[0])
-        cache = inputs.cache if is_given_by_user(inputs.cache) else None
-        if cache is not None:
-            input_checks.check_cache(
-                cache, inputs.input_ids, inputs.generation_config, inputs.attention_mask, self.options.source
-            )
-        input_checks.check_prompt(model, inputs)
-        return cache
-
-    def _let_rows_wait(self, batch: Batch, target: CachedModel, drafter: Drafter, sampler: ProcessedSampler) -> None:
-        limit = self.options.rows_at_once
-        if limit is None or limit >= len(batch.rows):
-            return
-        parts = (target, drafter, sampler.processors)
-        if any(part.keeps_rows_together for part in parts):
-            raise CannotRefill
-        batch.shares_prefixes = target.shares_prefixes
-        batch.wait_beyond(limit)
-
     def _run(self, parts: Parts, output: Output) -> Generator[tuple[Round, Statistics], None, Statistics]:
         """Run all rounds, and publish the counts even if an error ends them."""
         drafter, statistics = parts.drafter, Statistics(num_calls=1)
-        parts.ranks.begin(parts.generator)
-        parts.schedule.begin(parts.batch, parts.learned.costs)
-        parts.learned.start(parts.schedule)
         stopwatch, num_forwards_before = Stopwatch(parts.batch.tokens.device), drafter.num_forwards
         parts.begin()
         rounds = parts.rounds(stopwatch.lap)
@@ -255,8 +201,9 @@ class SpeculativeDecoding:
             for round in rounds:
                 statistics.follow(round)
                 output.follow(round)
-                for row in [row for row, is_done in zip(round.rows, round.done, strict=True) if is_done]:
-                    drafter.learn(parts.inputs.prompt.history[row], output.new_tokens[row])
+                for row, is_done in zip(round.rows, round.done, strict=True):
+                    if is_done:
+                        drafter.learn(parts.inputs.prompt.history[row], output.new_tokens[row])
                 yield round, statistics
         finally:
             rounds.close()

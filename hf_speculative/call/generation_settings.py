@@ -5,6 +5,9 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+#: settings that ask for outputs of each step
+OF_STEPS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
 
 def first_given(*values):
     """The first value that is not `None`."""

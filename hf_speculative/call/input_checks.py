@@ -3,14 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
-from transformers import (
-    Cache,
-    CacheLayerMixin,
-    DynamicCache,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import Cache, CacheLayerMixin, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafting.source import DraftSource
 from ..hf_compat import mask_length
@@ -31,7 +24,7 @@ def check_ids(kwargs: dict) -> None:
         first = next(iter(value), None) if isinstance(value, (list, tuple)) else value
         way_out = "pass a tensor of shape (batch, length), `torch.tensor([ids])`"
         if isinstance(first, str):
-            way_out = 'encode text first, `generate(model, **tokenizer(text, return_tensors="pt"))`, or use `generate_batches`'
+            way_out = 'encode text, `**tokenizer(text, return_tensors="pt")`, or use `generate_batches`'
         elif isinstance(value, Mapping):
             way_out = "pass what it holds by name, `generate(model, **encoded)`"
         raise TypeError(f"`{name}` is of type {type(value).__name__}, and token ids are a tensor: {way_out}.")
@@ -56,13 +49,13 @@ def check_inputs(options: Options, model: PreTrainedModel) -> None:
             raise ValueError(f"`{name}` has shape {tuple(value.shape)}, an empty batch: give at least one prompt.")
     misfit = draft is not None and misfit_of_encoder(draft, model, call)
     if misfit and all(call.get(name) is None for name in ("inputs", "input_ids")):
+        where = "instead" if misfit == "inputs_embeds" else "as well"
         raise ValueError(
-            f"`{misfit}` has another width than the encoder of `draft_model` ({type(draft).__name__}) reads: pass "
-            f"`input_ids=` {'instead' if misfit == 'inputs_embeds' else 'as well'}, or use `prompt_lookup_num_tokens=`."
+            f"`{misfit}` has another width than the draft's encoder ({type(draft).__name__}) reads: pass `input_ids=` {where}."
         )
 
 
-def check_healing(model, kwargs: dict, tokenizer: PreTrainedTokenizerBase | None) -> None:
+def check_healing(model, kwargs: dict, ids: Tensor | None, tokenizer: PreTrainedTokenizerBase | None) -> None:
     """Check the inputs for `token_healing`.
 
     Raises:
@@ -70,7 +63,6 @@ def check_healing(model, kwargs: dict, tokenizer: PreTrainedTokenizerBase | None
     """
     if tokenizer is None:
         raise ValueError("`token_healing=True` needs the text: pass `tokenizer=` as well.")
-    ids = kwargs.get("inputs") if kwargs.get("inputs") is not None else kwargs.get("input_ids")
     if ids is None or model.config.is_encoder_decoder:
         raise ValueError("`token_healing=True` heals prompts of token ids of a decoder-only model: leave it out.")
     if kwargs.get("attention_mask") is None and tokenizer.pad_token_id in ids:
@@ -84,10 +76,8 @@ def check_healed(healed: Tensor, ids: Tensor) -> None:
         ValueError: that gave another number of tokens.
     """
     if healed.shape != ids.shape:
-        raise ValueError(
-            f"`token_healing=True` encodes the prompt anew, which gave {tuple(healed.shape)} ids for {tuple(ids.shape)}: "
-            "encode it as the tokenizer does, without white space around it, or leave `token_healing` out."
-        )
+        shapes = f"{tuple(healed.shape)} ids for {tuple(ids.shape)}"
+        raise ValueError(f"`token_healing=True` encodes anew, and got {shapes}: strip the prompt, or leave it out.")
 
 
 def check_prompt(model: PreTrainedModel, inputs: Inputs) -> None:
@@ -102,10 +92,8 @@ def check_prompt(model: PreTrainedModel, inputs: Inputs) -> None:
     if input_ids.shape[1] == 0:
         raise ValueError("the prompt is empty: a draft needs at least one token, the model's bos token for example.")
     if mask is not None and mask.shape != input_ids.shape:
-        raise ValueError(
-            f"`attention_mask` has shape {tuple(mask.shape)}, the prompt {tuple(input_ids.shape)}: pass the whole "
-            "sequence, and a mask as wide, also when `past_key_values` holds a part of it."
-        )
+        shapes = f"`attention_mask` has shape {tuple(mask.shape)}, the prompt {tuple(input_ids.shape)}"
+        raise ValueError(f"{shapes}: pass the whole sequence, and a mask as wide, beside `past_key_values` as well.")
     for row, ids in enumerate(inputs.prompt.history):
         check_known_ids(model, ids, f"row {row} of the prompt")
 
@@ -121,15 +109,11 @@ def check_known_ids(model: PreTrainedModel, ids: Sequence[int], what: str) -> No
         return
     for token in (min(ids), max(ids)):
         if not 0 <= token < num_ids:
-            raise ValueError(
-                f"{what} holds the id {token}, but {type(model).__name__} has embeddings for 0 to {num_ids - 1}: encode it "
-                "with the model's own tokenizer."
-            )
+            known = f"{type(model).__name__} has embeddings for 0 to {num_ids - 1}"
+            raise ValueError(f"{what} holds the id {token}, but {known}: encode it with the model's own tokenizer.")
 
 
-def check_cache(
-    cache, input_ids: Tensor, generation_config: GenerationConfig, attention_mask: Tensor | None, source: DraftSource
-) -> None:
+def check_cache(cache, inputs: Inputs, source: DraftSource) -> None:
     """Check the user's own cache.
 
     Raises:
@@ -138,23 +122,16 @@ def check_cache(
     """
     own = getattr(cache, "self_attention_cache", cache)
     if isinstance(own, Cache) and (type(own) is not DynamicCache or getattr(own, "offloading", False)):
-        raise ValueError(
-            f"`past_key_values` is of type {type(own).__name__}: pass a DynamicCache, without offloading, or none."
-        )
+        raise ValueError(f"`past_key_values` is of type {type(own).__name__}: pass a DynamicCache, not offloaded.")
     if isinstance(own, Cache) and own.layers and not any(isinstance(layer, CacheLayerMixin) for layer in own.layers):
-        raise ValueError(
-            "`cache_params` has recurrent layers alone, which do not know how many tokens they hold: leave it out and pass the "
-            "whole text."
-        )
-    length, width = cache.get_seq_length(), input_ids.shape[1]
-    whole = mask_length(generation_config, width) if attention_mask is None else attention_mask.shape[1]
+        raise ValueError("`cache_params` does not say how many tokens it holds: leave it out, and pass the whole text.")
+    length, width, mask = cache.get_seq_length(), inputs.input_ids.shape[1], inputs.attention_mask
+    whole = mask_length(inputs.generation_config, width) if mask is None else mask.shape[1]
     if length and (length >= width or whole != width):
         raise ValueError(
-            f"`past_key_values` holds {length} tokens and the ids given are {width}: pass the whole sequence, what the cache "
-            "holds included; only the rest is fed."
+            f"`past_key_values` holds {length} tokens and the ids are {width}: pass the whole sequence; only the rest is fed."
         )
     if length and source.reads_states:
         raise ValueError(
-            f"`past_key_values` holds {length} tokens without the hidden states that {source.name} reads: leave it out and "
-            "pass the whole text."
+            f"`past_key_values` lacks the hidden states that {source.name} reads: leave it out, and pass the whole text."
         )

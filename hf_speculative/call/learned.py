@@ -52,26 +52,13 @@ class Learned:
         self._costs = costs.setdefault((source.cost_key, *sampling, *where), assumed)
         # Ranks may have been in different calls before, and wait for each other; passes that are made take their time once.
         is_alone = not (options["synced_gpus"] or is_sharded(model) or is_sharded(source.draft_model))
-        self.is_timed = (
-            is_alone
-            and own.schedule is None
-            and not warms_up(execution.compile, execution.captures, model, source.draft_model)
-        )
-        # What a user's own schedule learns ends with the call.
-        depends_on_length = is_sampled and not own.reproducible
-        self.is_kept = is_alone and not depends_on_length and own.schedule is None
+        is_ours = is_alone and own.schedule is None  # what a user's own schedule learns ends with the call
+        self.is_timed = is_ours and not warms_up(execution.compile, execution.captures, model, source.draft_model)
+        self.is_kept = is_ours and (not is_sampled or bool(own.reproducible))  # else tokens depend on draft lengths
         self.costs: Callable[[int], Costs] = self._costs if self.is_kept else self._costs.settled()
         self.place: dict[tuple, Any] = kept_with(model).setdefault(Learned, WeakKeyDictionary()).setdefault(pair, {})
-        threshold = options["assistant_confidence_threshold"]
-        self.kind = (
-            source.label,
-            source.cost_key,
-            threshold,
-            is_sampled,
-            options.schedule_name,
-            options.num_draft_tokens,
-            *inputs.others,
-        )
+        length = (options.schedule_name, options.num_draft_tokens, options["assistant_confidence_threshold"])
+        self.kind = (source.label, source.cost_key, is_sampled, *length, *inputs.others)
 
     def timed(self, schedule: Schedule) -> Schedule:
         """Wrap `schedule` so that its rounds are timed for later calls."""

@@ -11,14 +11,12 @@ from typing import Any, TypeVar
 from .option_types import (
     Drafts,
     Flag,
-    FlagOr,
     Grammars,
     HasMethods,
     Instance,
     Name,
     OptionType,
-    PositiveNumber,
-    Probability,
+    RealNumber,
     WholeNumber,
     close_to,
 )
@@ -98,6 +96,8 @@ _CORPUS = Name(
         "a file or folder, a list of texts and paths, or a hf_speculative.SuffixStore",
     )
 )
+_PROBABILITY = RealNumber(lambda number: 0 <= number <= 1, "a number from 0 to 1", "is a probability")
+_FACTOR = RealNumber(lambda number: number > 0, "a number above 0", "drafts nothing")
 _DEPTH = WholeNumber("has no room for a match and a token after it: give 2 or more.", minimum=2)
 _REQUESTS = WholeNumber("keeps no answer: give 1 or more, or leave it out.")
 _LENGTH = WholeNumber("reads nothing: give 1 or more, or leave it out.")
@@ -132,7 +132,7 @@ GROUPS = {
         Option("schedule", _SCHEDULE, _SETTING, "none",
                "Your own schedule, in place of a number, a named schedule and `assistant_confidence_threshold`.",
                page="draft-length.md"),
-        Option("assistant_confidence_threshold", Probability(), _AS_CONFIGURED, "0: never",
+        Option("assistant_confidence_threshold", _PROBABILITY, _AS_CONFIGURED, "0: never",
                "End a draft after a token that the draft gave a probability below this. With a DSpark head, end it before a "
                "token that its confidence head gives less to be kept."),
         Option("tree_top_k", WholeNumber(), _SETTING, "chosen each round, by measured cost; with a number of draft tokens, 1",
@@ -150,9 +150,9 @@ GROUPS = {
                page="no-draft-model.md"),
         Option("suffix_decoding_max_tree_depth", _DEPTH, _SETTING, "24",
                "The longest run of tokens that `suffix` and `auto` look for.", page="no-draft-model.md"),
-        Option("suffix_decoding_max_spec_factor", PositiveNumber(), _SETTING, "1.0",
+        Option("suffix_decoding_max_spec_factor", _FACTOR, _SETTING, "1.0",
                "How many tokens `suffix` drafts for each one that matched.", page="no-draft-model.md"),
-        Option("suffix_decoding_min_token_prob", Probability(), _SETTING, "0.1",
+        Option("suffix_decoding_min_token_prob", _PROBABILITY, _SETTING, "0.1",
                "A draft by `suffix` goes on while all of it followed in at least this share of cases.",
                page="no-draft-model.md"),
         Option("suffix_decoding_max_cached_requests", _REQUESTS, _SETTING, "none",
@@ -175,7 +175,7 @@ GROUPS = {
                "Tokens of the draft that are encoded again to align the target's text.", page="different-tokenizers.md"),
     ),
     "Verification": (
-        Option("reproducible", FlagOr(BITWISE), (CALL, CONFIG), "`False`",
+        Option("reproducible", Flag(BITWISE), (CALL, CONFIG), "`False`",
                "When sampling, give token for token what plain decoding gives under the same seed. 'bitwise': passes of the "
                "target have one shape, so that tokens and scores are the same bits with any draft and without, in any dtype.",
                without_draft=HOLDS, page="bitwise.md"),
@@ -193,7 +193,7 @@ GROUPS = {
                "What to draw random numbers from, when sampling."),
     ),
     "Execution": (
-        Option("optimize", FlagOr("auto"), _SETTING, "`'auto'` for an attached model; `False` in other calls",
+        Option("optimize", Flag("auto"), _SETTING, "`'auto'` for an attached model; `False` in other calls",
                "How passes of both models run. On a CPU, 'auto' packs the weights of an attached model where that is faster "
                "and takes compiled passes once there are some, `True` compiles them now, `False` leaves passes and weights as "
                "they are. On a GPU, `True` compiles and captures passes, and the others are eager.",

@@ -7,7 +7,7 @@ import difflib
 import numbers
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Protocol
@@ -57,67 +57,42 @@ class WholeNumber:
         return int(value)
 
 
-def _real(name: str, value, text: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise wrong_type(name, value, text)
-    return float(value)
-
-
 @dataclass(frozen=True)
-class Probability:
-    """From 0 to 1, which nan is not."""
+class RealNumber:
+    """Any `numbers.Real` except bool, in a range that nan is not in."""
 
-    text: ClassVar[str] = "a number from 0 to 1"
+    is_in_range: Callable[[float], bool]
+    text: str
+    otherwise: str
     written_as: ClassVar[type] = float
 
     def checked(self, name: str, value) -> float:
-        number = _real(name, value, self.text)
-        if not 0 <= number <= 1:
-            raise ValueError(f"`{name}={value}` is a probability: give {self.text}.")
-        return number
-
-
-@dataclass(frozen=True)
-class PositiveNumber:
-    """Infinity is one."""
-
-    text: ClassVar[str] = "a number above 0"
-    written_as: ClassVar[type] = float
-
-    def checked(self, name: str, value) -> float:
-        number = _real(name, value, self.text)
-        if not number > 0:
-            raise ValueError(f"`{name}={value}` drafts nothing: give {self.text}.")
-        return number
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise wrong_type(name, value, self.text)
+        if not self.is_in_range(float(value)):
+            raise ValueError(f"`{name}={value}` {self.otherwise}: give {self.text}.")
+        return float(value)
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A bool or `numpy.bool_`, not 1 or 0."""
+    """A bool or `numpy.bool_`, not 1 or 0; or a word, if there is one. A flag on a command line."""
 
-    text: ClassVar[str] = "True or False"
+    word: str | None = None
     written_as: ClassVar[type] = bool
 
-    def checked(self, name: str, value) -> bool:
-        if not isinstance(value, (bool, resolve_name("numpy:bool_"))):
-            raise wrong_type(name, value, self.text)
-        return bool(value)
-
-
-@dataclass(frozen=True)
-class FlagOr(Flag):
-    """True, False, or a word; a flag on a command line."""
-
-    word: str
-
     @property
-    def text(self) -> str:  # type: ignore[override]
-        return f"{Flag.text}, or {self.word!r}"
+    def text(self) -> str:
+        return "True or False" if self.word is None else f"True or False, or {self.word!r}"
 
-    def checked(self, name: str, value) -> Any:
-        if isinstance(value, str) and value != self.word:
+    def checked(self, name: str, value) -> bool | str:
+        if isinstance(value, (bool, resolve_name("numpy:bool_"))):
+            return bool(value)
+        if self.word is None or not isinstance(value, str):
+            raise wrong_type(name, value, self.text)
+        if value != self.word:
             raise ValueError(f"`{name}={value!r}` is not known: give {self.text}.")
-        return value if isinstance(value, str) else super().checked(name, value)
+        return value
 
 
 @dataclass(frozen=True)
@@ -152,7 +127,7 @@ class Grammars:
         several = isinstance(value, (list, tuple))
         for one in value if several else [value]:
             if not isinstance(one, (dict, str, re.Pattern, os.PathLike)) and not hasattr(one, "model_json_schema"):
-                raise wrong_type(name, one, self.text)
+                raise wrong_type(name, one, f"{self.text}; other engines' processors go into `logits_processor`")
         if several and not value:
             raise ValueError(f"`{name}={value!r}` lists none: give {self.text}.")
         return value
@@ -184,7 +159,7 @@ class Name:
 
     @property
     def text(self) -> str:
-        texts = [*map(repr, self.names), *([] if self.instance is None else [self.instance.text])]
+        texts = [repr(name) for name in self.names] + ([] if self.instance is None else [self.instance.text])
         return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
     def checked(self, name: str, value):

@@ -84,9 +84,9 @@ class _Call:
         return None if value is False else value
 
     @property
-    def names(self) -> frozenset[str]:
+    def said(self) -> dict[str, Any]:
         """Options that it gives, by keyword or in its config."""
-        return frozenset([*self.given, *(name for name, value in vars(self.config).items() if value is not None)])
+        return {name: value for name, value in (vars(self.config) | self.given).items() if value is not None}
 
     def settings(self) -> SpeculativeConfig:
         """Settings of the call: keywords with a field in `SpeculativeConfig`, then its own config."""
@@ -95,8 +95,8 @@ class _Call:
 
     def refuse(self, names: Iterable[str], why: str) -> None:
         """Refuse those of `names` that the call gives, by keyword or in its config."""
-        said = vars(self.config) | self.given
-        useless = [name for name in names if said.get(name) is not None]
+        said = self.said
+        useless = [name for name in names if name in said]
         if len(useless) > 1 and "speculative_config" in useless:  # whose fields are named
             useless.remove("speculative_config")
         if useless:
@@ -161,14 +161,15 @@ def read_options(
     drafts_own = getattr(DRAFTS.split(draft)[0], "generation_config", None)
     levels = {GENERATION_CONFIG: call.configs, DRAFTS_OWN: [] if drafts_own is None else [drafts_own]}
     values = {option.name: _value(option, config, call.given, levels) for option in OPTIONS if not option.is_source}
-    source = sources.source_of(argument, first_given(draft, value), values | {"in_call": call.names})
+    in_call = frozenset(call.said)
+    source = sources.source_of(argument, first_given(draft, value), values | {"in_call": in_call})
     source = sources.with_forced_tokens(source, call.given.get("grammar") is not None)
     call.refuse_for(source, config)
     return Options(
         source=source.for_model(unwrap(model, "model")),
         config=config,
         values=values,
-        in_call=call.names,
+        in_call=in_call,
         generate_kwargs=generate_kwargs,
         **_how_much(source, values),
     )
@@ -212,11 +213,8 @@ def _how_much(source: DraftSource, values: dict[str, Any]) -> dict[str, Any]:
     default_schedule = "adaptive" if length is None or source.num_draft_tokens is not None else "constant"
     name = first_given(values["num_assistant_tokens_schedule"], default_schedule)
     default = source.most_tokens if name == "adaptive" else DEFAULT_NUM_DRAFT_TOKENS
-    return {
-        "num_draft_tokens": first_given(length, default),
-        "schedule_name": name,
-        "length_is_default": length is None,
-    }
+    length_is_default, length = length is None, first_given(length, default)
+    return {"num_draft_tokens": length, "schedule_name": name, "length_is_default": length_is_default}
 
 
 def _value(

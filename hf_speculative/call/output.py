@@ -48,13 +48,10 @@ def output_names(model: PreTrainedModel, config: GenerationConfig) -> tuple[str,
     """The model's outputs that the call asks for, by the model's names."""
     if not config.return_dict_in_generate:
         return ()
-    names = {
-        "output_hidden_states": ("decoder_hidden_states",) if model.config.is_encoder_decoder else ("hidden_states",),
-        "output_attentions": (
-            ("decoder_attentions", "cross_attentions") if model.config.is_encoder_decoder else ("attentions",)
-        ),
-    }
-    return tuple(name for option, group in names.items() if getattr(config, option) for name in group)
+    names: dict[str, tuple[str, ...]] = {"hidden_states": ("hidden_states",), "attentions": ("attentions",)}
+    if model.config.is_encoder_decoder:
+        names = {"hidden_states": ("decoder_hidden_states",), "attentions": ("decoder_attentions", "cross_attentions")}
+    return tuple(name for option, group in names.items() if getattr(config, f"output_{option}") for name in group)
 
 
 class Rows:
@@ -85,18 +82,10 @@ class Output(Rows):
         streamer: gets one token a row at a time, in order, and nothing past a stop.
     """
 
-    def __init__(
-        self,
-        input_ids: Tensor,
-        generation_config: GenerationConfig,
-        target: CachedModel,
-        stopping: Stopping,
-        streamer=None,
-    ):
+    def __init__(self, input_ids: Tensor, config: GenerationConfig, target: CachedModel, stopping: Stopping, streamer):
         self.input_ids, self.target, self.stopping, self.streamer = input_ids, target, stopping, streamer
-        pad = pad_token(generation_config)
+        pad = pad_token(config)
         self.pad = 0 if pad is None else int(pad)  # without one all rows end together, see checks.check_generation
-        as_dict = bool(generation_config.return_dict_in_generate)
         batch_size = input_ids.shape[0]
         super().__init__(batch_size)
         self.running = set(range(batch_size))
@@ -104,7 +93,7 @@ class Output(Rows):
         self.kept: dict[str, list[list[Tensor]]] = {
             name: [[] for _ in range(batch_size)]
             for name in ("scores", "logits")
-            if as_dict and getattr(generation_config, f"output_{name}")
+            if config.return_dict_in_generate and getattr(config, f"output_{name}")
         }
         self.kept_layers: dict[str, list[list[tuple[Tensor, ...]]]] = {
             name: [[] for _ in range(batch_size)] for name in target.keep
@@ -127,27 +116,25 @@ class Output(Rows):
 
     def sequences(self) -> Tensor:
         """`(batch, width + new)`: prompt, new tokens, pad tokens after the end of rows that stopped earlier."""
-        longest = self._longest()
-        rows = [self._padded(row, longest) for row in range(len(self.new_tokens))]
-        new = torch.tensor(rows, dtype=torch.long, device=self.input_ids.device)
-        return torch.cat([self.input_ids, new.view(len(rows), -1)], 1)
+        new = torch.tensor(self._filled(self.new_tokens, self.pad), dtype=torch.long, device=self.input_ids.device)
+        return torch.cat([self.input_ids, new.view(len(new), -1)], 1)
 
     def as_dict(
         self, inputs: Inputs, past_key_values, statistics: Statistics
     ) -> GenerateSpeculativeOutput | GenerateSpeculativeEncoderDecoderOutput:
         """The output under `return_dict_in_generate=True`."""
         fields: dict[str, Any] = {"sequences": self.sequences(), "past_key_values": past_key_values}
-        fields |= {name: self._steps(name) for name in self.kept} | {
-            name: self._layers(name) for name in self.kept_layers
-        }
+        fields |= {name: self._steps(name) for name in self.kept}
+        fields |= {name: self._layers(name) for name in self.kept_layers}
         kind: type = GenerateSpeculativeOutput
         if (encoder := inputs.model_kwargs.get("encoder_outputs")) is not None:
             kind, config = GenerateSpeculativeEncoderDecoderOutput, inputs.generation_config
             asked = [name for name in ("hidden_states", "attentions") if getattr(config, f"output_{name}")]
             fields |= {f"encoder_{name}": encoder.get(name) for name in asked}
         result = kind(**fields)
-        result.acceptance_prob, result.statistics = self._acceptance_prob_matrix(), statistics
-        result.from_draft = ~result.acceptance_prob.isnan()
+        acceptance_prob = self._filled(self.acceptance_prob, math.nan)
+        result.acceptance_prob = torch.tensor(acceptance_prob, dtype=torch.float, device=self.input_ids.device)
+        result.from_draft, result.statistics = ~result.acceptance_prob.isnan(), statistics
         return result
 
     @property
@@ -156,11 +143,10 @@ class Output(Rows):
         width, longest = self.input_ids.shape[1], self._longest()
         return [width + min(len(tokens), longest) for tokens in self.new_tokens]
 
-    def _acceptance_prob_matrix(self) -> Tensor:
-        """`(batch, new)` float, see `Verdict.acceptance_prob`; nan for the target's own tokens and after a row's end."""
+    def _filled(self, rows: list[list], filler: float) -> list[list]:
+        """What there is of each new token, up to the end of the longest row."""
         longest = self._longest()
-        rows = [row[:longest] + [math.nan] * (longest - len(row)) for row in self.acceptance_prob]
-        return torch.tensor(rows, dtype=torch.float, device=self.input_ids.device)
+        return [row[:longest] + [filler] * (longest - len(row)) for row in rows]
 
     def _steps(self, name: str) -> tuple[Tensor, ...]:
         """The kept `scores` or `logits`, one `(batch, vocab)` tensor a step; 0 for rows that are done."""
@@ -189,11 +175,6 @@ class Output(Rows):
         """New tokens of the longest row, as far as they are the call's."""
         longest = max(len(tokens) for tokens in self.new_tokens)
         return longest if self.stopping.end is None else min(longest, self.stopping.end - self.input_ids.shape[1])
-
-    def _padded(self, row: int, length: int) -> list[int]:
-        tokens = self.new_tokens[row][:length]
-        missing = length - len(tokens)
-        return tokens + [self.pad] * missing if missing else tokens
 
     def _stream(self) -> None:
         """Pass on every step that all running rows have reached; plain `generate` streams a whole batch a step, too."""

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..distributed.tensor_parallel import SingleProcess, ranks_of
 from ..drafting.source import BuildContext
 from ..interfaces import CachedModel, Drafter, Rule, Sampler, Schedule
 from ..models import (
@@ -25,7 +24,7 @@ from ..models import (
 from ..sampling.logits_processors import Processors
 from ..sampling.sample_method import CHOSEN
 from ..sampling.samplers import Coupled, Greedy, Independent, ProcessedSampler, default_generator
-from ..schedules import SCHEDULE_NAMES, AlignRows, ConfidenceStop
+from ..schedules import SCHEDULE_NAMES, ConfidenceStop
 from ..schedules.wrapped import WrappedSchedule
 from ..types import Batch
 from ..verification import BlockVerification, Measured, SampledVerification, rule_for
@@ -46,23 +45,20 @@ def target_and_drafter(
     source, num_rows = options.source, inputs.input_ids.shape[0]
     path = choose_for(model, inputs, not (source.reads_target or source.needs_ragged or options.is_bitwise))
     execution = options.execution(model)
-    compile, cuda_graphs = execution.compile, execution.captures
+    compile, captures, is_static = execution.compile, execution.captures, options.is_bitwise
     checks.check_path(source, model, path)
     checks.check_bitwise(options, model, path, inputs)
     checks.check_passes(execution, source, model)
     if path.name == "universal":  # before the draft: both may be of one type
         checks.check_universal(model, inputs, "model")
         checks.check_whole_states(source, inputs)
-    keep = output_names(model, inputs.generation_config)
-    is_static = options.is_bitwise
-    call = BuildContext(
-        model, inputs, path, keep, inputs_tensor, options.generate_kwargs, compile, cuda_graphs, is_static
-    )
+    keep, kwargs = output_names(model, inputs.generation_config), options.generate_kwargs
+    call = BuildContext(model, inputs, path, keep, inputs_tensor, kwargs, compile, captures, is_static)
     target, drafter = source.build(call)
     if target is None and path.has_media:
         target = multimodal_model(model, inputs, compile=compile)
     elif target is None and path.name == "ragged":
-        target = ragged_model(model, compile=compile, cuda_graphs=cuda_graphs, is_static=is_static)
+        target = ragged_model(model, compile=compile, cuda_graphs=captures, is_static=is_static)
     elif target is None:
         target = UniversalModel(model, inputs, keep=keep)
     return _of_one_shape(options, model, target, num_rows) if is_static else target, drafter
@@ -85,21 +81,16 @@ class WithinColumns(WrappedSchedule):
 
 
 def make_schedule(options: Options) -> Schedule:
-    schedule = _schedule(options)
-    return WithinColumns(schedule) if options.is_bitwise else schedule
-
-
-def _schedule(options: Options) -> Schedule:
+    source, length = options.source, (options.num_draft_tokens, options.length_is_default)
     if options.config.schedule is not None:
-        return copy.deepcopy(options.config.schedule)  # what it learns in this call ends with it
-    if options.schedule_name == "adaptive":
-        schedule = options.source.adaptive_schedule(options.num_draft_tokens, options.length_is_default)
+        schedule = copy.deepcopy(options.config.schedule)  # what it learns in this call ends with it
     else:
-        schedule = SCHEDULE_NAMES[options.schedule_name](options.num_draft_tokens)
-    threshold = options["assistant_confidence_threshold"]
-    if threshold:
-        schedule = ConfidenceStop(schedule, threshold)
-    return options.source.around(schedule, options.num_draft_tokens, options.length_is_default)
+        name = options.schedule_name
+        schedule = source.adaptive_schedule(*length) if name == "adaptive" else SCHEDULE_NAMES[name](length[0])
+        if threshold := options["assistant_confidence_threshold"]:
+            schedule = ConfidenceStop(schedule, threshold)
+        schedule = source.around(schedule, *length)
+    return WithinColumns(schedule) if options.is_bitwise else schedule
 
 
 class WithinReach(WrappedSchedule):
@@ -111,7 +102,7 @@ class WithinReach(WrappedSchedule):
 
     @property
     def reason(self) -> str | None:  # type: ignore[override]
-        why = self.processors.lookahead_unsupported_reason
+        why = self.processors.memories.lookahead_unsupported_reason
         return self.schedule.reason if why is None else str(why)
 
     def plan(self, batch: Batch) -> list[int]:
@@ -120,14 +111,9 @@ class WithinReach(WrappedSchedule):
 
 def within_reach(schedule: Schedule, processors: Processors) -> Schedule:
     """`schedule`, limited where processors have to be called once a token and in order."""
-    if processors.lookahead_unsupported_reason is not None:
-        warnings.warn(f"nothing is drafted in this call: {processors.lookahead_unsupported_reason}", stacklevel=2)
+    if (why := processors.memories.lookahead_unsupported_reason) is not None:
+        warnings.warn(f"nothing is drafted in this call: {why}", stacklevel=2)
     return WithinReach(schedule, processors) if processors.have_memory else schedule
-
-
-def kept_together(schedule: Schedule, target: CachedModel, drafter: Drafter) -> Schedule:
-    """`schedule`, with aligned rows for parts that work best on rows of similar length."""
-    return AlignRows(schedule) if target.keeps_rows_together or drafter.keeps_rows_together else schedule
 
 
 def make_sampler(
@@ -137,7 +123,7 @@ def make_sampler(
     if not config.do_sample:
         return Greedy(processors, vocab_size)
     if own.reproducible:
-        return Coupled(processors, vocab_size, len(batch.rows), batch.tokens.device, own.generator)
+        return Coupled(processors, vocab_size, batch, own.generator)
     return Independent(processors, vocab_size, own.generator, own.draft_sample_method or CHOSEN)
 
 
@@ -146,11 +132,6 @@ def drawn_from(own: SpeculativeConfig, device: torch.device) -> torch.Generator 
     if own.generator is None and device.type in ("cpu", "cuda"):
         return default_generator(device)
     return own.generator
-
-
-def make_ranks(options: Options, model: PreTrainedModel) -> SingleProcess:
-    """The process or group that decides in a call: one process for itself, or the first of several ranks for all."""
-    return ranks_of(model, options.source.draft_model, draft_reads_target=options.source.reads_target)
 
 
 def may_branch(drafter: Drafter, model: PreTrainedModel, target: CachedModel, sampler: Sampler, rule: Rule) -> bool:

@@ -10,7 +10,7 @@ from ..models import has_compiled_passes, is_tested_multimodal
 from ..schedules import Constant
 from . import checks
 from .configuration import Options, SpeculativeConfig
-from .generation_settings import setting_of
+from .generation_settings import OF_STEPS, setting_of
 from .optimize import execution_of
 from .preparation import checked
 
@@ -29,37 +29,33 @@ TAKEN = {
 }
 #: inputs of models of images or recordings that are none
 NO_MEDIA = {"inputs_embeds", "position_ids", "past_key_values", "labels"}
-#: outputs of steps, which plain decoding computes for rows that have ended as well
-OF_STEPS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
 def on_own_passes(
     model: PreTrainedModel, plain_generate, kwargs: dict[str, Any], config: SpeculativeConfig | None
-) -> tuple[Options, dict[str, Any]] | None:
-    """The options of a plain call, and what transformers' `generate` is given, if the model's passes are compiled.
+) -> tuple[Options | None, dict[str, Any]]:
+    """The options of a plain call on the model's compiled passes, `None` without any, and the keywords for transformers.
 
     Args:
         config: what was attached; `None` if nothing was.
     """
     if config is None or not config.optimize:
-        return None
+        return None, kwargs
     target = checks.unwrap(model, "model")
     execution = execution_of(config.optimize, target.device)
     if not execution.compile or execution.captures:
-        return None
+        return None, kwargs
     known = TAKEN | vars(GenerationConfig()).keys()
     if is_tested_multimodal(target):
         known |= inspect.signature(target.forward).parameters.keys() - NO_MEDIA
-    if any(name not in known for name, value in kwargs.items() if value is not None):
-        return None
-    if any(setting_of(model, kwargs, name) for name in OF_STEPS):
-        return None
+    is_known = all(name in known for name, value in kwargs.items() if value is not None)
+    # Plain decoding computes outputs of steps for rows that have ended as well.
+    if not is_known or any(setting_of(model, kwargs, name) for name in OF_STEPS):
+        return None, kwargs
     if not has_compiled_passes(target, waits=execution.compile is True):
-        return None
+        return None, kwargs
     own = SpeculativeConfig(schedule=Constant(0), reproducible=True, optimize=config.optimize)
-    call = kwargs | NO_DRAFT | {"speculative_config": own}
     try:
-        options, prepared = checked(model, plain_generate, call, None, None)
+        return checked(model, plain_generate, kwargs | NO_DRAFT | {"speculative_config": own}, None, None)
     except (TypeError, ValueError):  # what a draft cannot be combined with, plain decoding can
-        return None
-    return None if options is None else (options, prepared)
+        return None, kwargs

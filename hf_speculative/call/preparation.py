@@ -61,10 +61,8 @@ def _within_longest(options: Options, target: PreTrainedModel) -> Options:
     if options.length_is_default:
         return replace(options, num_draft_tokens=longest)
     if num_tokens > longest and not options.source.counts_nodes:
-        raise ValueError(
-            f"`num_draft_tokens={num_tokens}`: the draft that `{options.source.argument}` names proposes at most {longest} "
-            f"tokens a round: give 1 to {longest}, or leave it out."
-        )
+        most = f"the draft that `{options.source.argument}` names proposes at most {longest} tokens a round"
+        raise ValueError(f"`num_draft_tokens={num_tokens}`: {most}: give 1 to {longest}, or leave it out.")
     return options
 
 
@@ -89,12 +87,11 @@ def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> 
         return kwargs
     if models_in_step(options["synced_gpus"], model, options.source.draft_model):
         raise ValueError("`token_healing=True` runs the model once a row, and ranks would lose step: leave it out.")
-    input_checks.check_healing(model, kwargs, options.config.tokenizer)
-    name = "inputs" if kwargs.get("inputs") is not None else "input_ids"
-    healed = GenerationMixin.heal_tokens(
-        SimpleNamespace(generate=plain_generate), kwargs[name], options.config.tokenizer
-    )
-    input_checks.check_healed(healed, kwargs[name])
+    name, tokenizer = "inputs" if kwargs.get("inputs") is not None else "input_ids", options.config.tokenizer
+    ids = kwargs.get(name)
+    input_checks.check_healing(model, kwargs, ids, tokenizer)
+    healed = GenerationMixin.heal_tokens(SimpleNamespace(generate=plain_generate), ids, tokenizer)
+    input_checks.check_healed(healed, ids)
     mask = kwargs.get("attention_mask")
     prompt = {name: healed, "attention_mask": torch.ones_like(healed) if mask is None else mask}
     return with_settings(model, kwargs | prompt, {"token_healing": False})

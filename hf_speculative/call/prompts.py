@@ -8,27 +8,21 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from .generation_settings import first_given, setting_of, with_settings
+from .generation_settings import OF_STEPS, first_given, setting_of, with_settings
 from .input_checks import check_known_ids
 from .option_table import ROWS
 
-_PROMPTS = "prompts come as `prompts`"
-_OUTPUT = "a Completion has the tokens, the text and the statistics of a row"
 #: options of `generate` that have no meaning for rows that come and go
 MEANINGLESS = {
-    "inputs": _PROMPTS,
-    "input_ids": _PROMPTS,
-    "inputs_embeds": _PROMPTS,
-    "attention_mask": _PROMPTS,
-    "position_ids": _PROMPTS,
-    "decoder_input_ids": _PROMPTS,
+    **dict.fromkeys(
+        ("inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids", "decoder_input_ids"),
+        "prompts come as `prompts`",
+    ),
+    **dict.fromkeys(
+        ("return_dict_in_generate", *OF_STEPS), "a Completion has the tokens, the text and the statistics of a row"
+    ),
     "past_key_values": "each row starts with its prompt",
     "streamer": "iterate over the results, with `in_order=False` as they finish",
-    "return_dict_in_generate": _OUTPUT,
-    "output_scores": _OUTPUT,
-    "output_logits": _OUTPUT,
-    "output_hidden_states": _OUTPUT,
-    "output_attentions": _OUTPUT,
     "num_return_sequences": "give a prompt as often as you want it continued",
     "max_length": "it would count padding: give `max_new_tokens`",
     "min_length": "it would count padding: give `min_new_tokens`",
@@ -125,26 +119,22 @@ def _ids(prompt, index: int, tokenizer: PreTrainedTokenizerBase | None) -> list[
         return prompt.tolist()
     if isinstance(prompt, (list, tuple)) and all(isinstance(token, int) for token in prompt):
         return list(prompt)
-    raise TypeError(
-        f"prompt {index} is of type {type(prompt).__name__}: pass a text, a list of messages, a list or 1-D tensor of ids, "
-        "or a dict with `input_ids`."
-    )
+    kinds = "a text, a list of messages, a list or 1-D tensor of ids, or a dict with `input_ids`"
+    raise TypeError(f"prompt {index} is of type {type(prompt).__name__}: pass {kinds}.")
 
 
 def _unpadded(prompt: Mapping, index: int) -> list[int]:
     unknown = sorted(prompt.keys() - {"input_ids", "attention_mask", "token_type_ids"})
     if unknown or "input_ids" not in prompt:
+        keys = ", ".join(map(repr, sorted(prompt)))
         raise ValueError(
-            f"prompt {index} has the keys {', '.join(map(repr, sorted(prompt)))}: a dict is read for `input_ids` and "
-            "`attention_mask` only, use `hf_speculative.generate` for other inputs."
+            f"prompt {index} has the keys {keys}: give `input_ids` and `attention_mask`, or use `generate`."
         )
     ids = torch.as_tensor(prompt["input_ids"]).flatten().tolist()
     mask = torch.as_tensor(prompt.get("attention_mask", [1] * len(ids))).flatten().tolist()
     kept = [position for position, is_seen in enumerate(mask) if is_seen]
     if len(mask) != len(ids) or (kept and kept[-1] - kept[0] + 1 != len(kept)):
-        raise ValueError(
-            f"prompt {index} has an `attention_mask` that hides more than padding at its ends: leave it out."
-        )
+        raise ValueError(f"prompt {index} has an `attention_mask` that hides more than padding: leave it out.")
     return [ids[position] for position in kept]
 
 

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from ..types import Round
 
 STAGES = ("draft", "verify", "accept", "rest")
+PASSES = ("num_calls", "num_target_forwards", "num_draft_forwards")
 COUNTS = ("num_rounds", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_rejections")
 
 
@@ -43,7 +44,7 @@ class RowStatistics:
     histogram: Counter = field(default_factory=Counter)
 
     def __iadd__(self, other: RowStatistics) -> RowStatistics:
-        for name in (f.name for f in fields(RowStatistics)):
+        for name in (*COUNTS, "histogram"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         return self
 
@@ -139,7 +140,7 @@ class Statistics(RowStatistics):
         super().__iadd__(other)
         if isinstance(other, Statistics):
             self.rows += other.rows  # in place: many calls add up without copying what is there
-            for name in ("num_calls", "num_target_forwards", "num_draft_forwards"):
+            for name in PASSES:
                 setattr(self, name, getattr(self, name) + getattr(other, name))
             for stage, seconds in other.seconds.items():
                 self.seconds[stage] += seconds
@@ -159,20 +160,14 @@ class Statistics(RowStatistics):
     def from_dict(cls, values: dict) -> Statistics:
         rows = [RowStatistics.from_dict(row) for row in values.get("rows", [])]
         seconds = {stage: values["seconds"][stage] for stage in STAGES}
-        passes = {name: values[name] for name in ("num_calls", "num_target_forwards", "num_draft_forwards")}
-        return cls(
-            **vars(RowStatistics.from_dict(values)), rows=rows, seconds=seconds, reason=values.get("reason"), **passes
-        )
+        counts = vars(RowStatistics.from_dict(values)) | {name: values[name] for name in PASSES}
+        return cls(**counts, rows=rows, seconds=seconds, reason=values.get("reason"))
 
     def to_dict(self) -> dict:
-        total = {
-            "num_calls": self.num_calls,
-            "num_target_forwards": self.num_target_forwards,
-            "num_draft_forwards": self.num_draft_forwards,
-            "seconds": {**self.seconds, "total": sum(self.seconds.values())},
-            "reason": self.reason,
-        }
-        return super().to_dict() | total | {"rows": [row.to_dict() for row in self.rows]}
+        passes = {name: getattr(self, name) for name in PASSES}
+        seconds = self.seconds | {"total": sum(self.seconds.values())}
+        rows = [row.to_dict() for row in self.rows]
+        return super().to_dict() | passes | {"seconds": seconds, "reason": self.reason, "rows": rows}
 
 
 class Stopwatch:
@@ -195,7 +190,7 @@ class Stopwatch:
         by_stage = dict.fromkeys(STAGES, 0.0)
         for (_, start), (stage, end) in pairwise(self.marks):
             by_stage[stage] += start.elapsed_time(end) / 1000 if self.on_gpu else end - start
-        by_stage["rest"] = max(0.0, total - sum(by_stage[stage] for stage in ("draft", "verify", "accept")))
+        by_stage["rest"] = max(0.0, total - sum(by_stage[stage] for stage in STAGES[:-1]))
         return by_stage
 
     def _now(self):

@@ -14,9 +14,9 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..drafting.wrapped import WrappedDrafter
+from ..forwarding import forwards_to
 from ..interfaces import Drafter, Rule, Sampler, Schedule, Stopping
 from ..models import device_of, group_of, is_sharded
-from ..sampling.wrapped import WrappedSampler
 from ..schedules.wrapped import WrappedSchedule
 from ..types import Batch, Draft, Verdict
 
@@ -185,12 +185,12 @@ class AgreedSchedule(WrappedSchedule):
         return self.ranks.broadcast(stop).to(stop.device)
 
 
-class AgreedSampler(WrappedSampler):
+@forwards_to("sampler")
+class AgreedSampler(Sampler):
     """A model that all ranks draft with has to read the same draft tokens on each of them."""
 
     def __init__(self, ranks: TensorParallelGroup, sampler: Sampler):
-        super().__init__(sampler)
-        self.ranks = ranks
+        self.ranks, self.sampler, self.vocab_size = ranks, sampler, sampler.vocab_size
 
     def propose(self, scores: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
         tokens, probs = self.sampler.propose(scores, ahead)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models import num_logits
 from ..tokenizers.loading import tokenizer_beside
-from .compiled import Grammar, compiled
+from .compiled import compiled
 from .processor import GrammarProcessor
 
 #: names of files that hold a grammar
@@ -27,7 +27,7 @@ def with_grammar(
         tokenizer: the model's. Default: the one from where the model came from.
 
     Raises:
-        ImportError, TypeError, ValueError: as `compiled`; or they are not as many as the prompts.
+        ImportError, ValueError: as `compiled`; or they are not as many as the prompts.
     """
     if value is None:
         return kwargs
@@ -35,19 +35,14 @@ def with_grammar(
     if tokenizer is None:
         raise ValueError("`grammar` needs the text: pass the model's `tokenizer=` as well.")
     ids = next((kwargs[name] for name in ("input_ids", "inputs") if isinstance(kwargs.get(name), Tensor)), None)
-    several = isinstance(value, (list, tuple))
-    if several and ids is not None and len(ids) != len(value):
-        raise ValueError(
-            f"`grammar` lists {len(value)} grammars for {len(ids)} prompts: give one for all, or one each."
-        )
+    values = value if isinstance(value, (list, tuple)) else [value]
+    if values is value and ids is not None and len(ids) != len(value):
+        raise ValueError(f"`grammar` lists {len(value)} grammars for {len(ids)} prompts: give one, or one each.")
     eos = _end_tokens(model, kwargs, tokenizer)
-    found: dict[int, Grammar] = {}  # one that is there for several prompts is compiled once
-    for one in value if several else [value]:
-        if id(one) not in found:
-            found[id(one)] = compiled(_read(one), tokenizer, num_logits(model), eos)
-    grammars = [found[id(one)] for one in (value if several else [value])]
-    given = kwargs.get("logits_processor") or []
-    return kwargs | {"logits_processor": [*given, GrammarProcessor(grammars)]}
+    different = {id(one): one for one in values}  # what is there for several prompts is compiled once
+    found = {key: compiled(_read(one), tokenizer, num_logits(model), eos) for key, one in different.items()}
+    processor = GrammarProcessor([found[id(one)] for one in values])
+    return kwargs | {"logits_processor": [*(kwargs.get("logits_processor") or []), processor]}
 
 
 def _end_tokens(model: PreTrainedModel, kwargs: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Sequence[int]:

@@ -48,7 +48,6 @@ def compiled(value: Any, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eo
 
     Raises:
         ImportError: llguidance is missing.
-        TypeError: it is of another type.
         ValueError: it is no grammar, needs what the engine lacks, allows no text; the tokenizer does not fit.
     """
     try:
@@ -107,14 +106,10 @@ def _text(value: Any) -> str:
         return LLMatcher.grammar_from_json_schema(
             value, defaults=None if says_which else {"whitespace_pattern": WHITESPACE}
         )
-    if isinstance(value, str):
-        try:
-            return grammar_from("grammar", value)
-        except ValueError as error:
-            raise ValueError(f"`grammar={value[:80]!r}` is no grammar: {error}") from error
-    raise TypeError(
-        f"`grammar` is of type {type(value).__name__}: other engines' processors go into `logits_processor`."
-    )
+    try:
+        return grammar_from("grammar", value)
+    except ValueError as error:
+        raise ValueError(f"`grammar={value[:80]!r}` is no grammar: {error}") from error
 
 
 def _of_tags(value: dict[str, Any], kind: type) -> str:
@@ -129,9 +124,8 @@ def _of_tags(value: dict[str, Any], kind: type) -> str:
                 raise ValueError(f"`grammar`: {one['begin']!r} begins with none of the triggers.")
             tags.append(kind(trigger=trigger, begin=one["begin"], grammar=one["schema"], end=one["end"]))
     except KeyError as error:
-        raise ValueError(
-            f"`grammar`: a {STRUCTURAL_TAG} has triggers, and structures with begin, schema and end; {error} is missing."
-        ) from error
+        has = "triggers, and structures with begin, schema and end"
+        raise ValueError(f"`grammar`: a {STRUCTURAL_TAG} has {has}; {error} is missing.") from error
     return kind.to_grammar(tags, assume_special=False)  # type: ignore[attr-defined]
 
 
@@ -142,10 +136,8 @@ def _tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[i
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(f"`grammar` needs a fast tokenizer, and {type(tokenizer).__name__} is none.")
     if len(tokenizer) > vocab_size:
-        raise ValueError(
-            f"`grammar`: the tokenizer has {len(tokenizer)} tokens and the model {vocab_size}: pass the model's own as "
-            "`tokenizer=`."
-        )
+        sizes = f"the tokenizer has {len(tokenizer)} tokens and the model {vocab_size}"
+        raise ValueError(f"`grammar`: {sizes}: pass the model's own as `tokenizer=`.")
     if not eos or not all(0 <= token < vocab_size for token in eos):
         raise ValueError(f"`eos_token_id={list(eos)}` names none of the model's tokens, and a grammar ends with one.")
     known, key = _tokenizers.setdefault(tokenizer, {}), (vocab_size, eos, len(tokenizer))

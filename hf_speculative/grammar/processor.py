@@ -135,9 +135,8 @@ class GrammarProcessor(LogitsProcessor):
         """The call's rows, by the tokens of their prompts; copies of one prompt stand together."""
         copies, rest = divmod(len(starts), len(self.grammars))
         if rest:
-            raise ValueError(
-                f"`grammar` lists {len(self.grammars)} grammars for {len(starts)} rows: give one for all, or one a prompt."
-            )
+            numbers = f"{len(self.grammars)} grammars for {len(starts)} rows"
+            raise ValueError(f"`grammar` lists {numbers}: give one for all, or one a prompt.")
         self.walks = {row: Walk(self.grammars[row // copies], start) for row, start in enumerate(starts)}
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:

@@ -60,9 +60,9 @@ def clone(parts: list, argument: str = "logits_processor", memo: dict[int, Any] 
             memo |= _known(part, memo)
             copies.append(copy.deepcopy(part, memo))
         except Exception as error:
+            name = type(part).__name__
             raise CannotCopy(
-                f"`{argument}`: {type(part).__name__} holds what cannot be copied ({error}), and drafts and the rows of a "
-                "batch are tried on copies: give it a `clone()` method that returns one. A single prompt is decoded without."
+                f"`{argument}`: {name} holds what drafts and batches cannot copy ({error}): give it a `clone()` method."
             ) from error
     return copies
 
@@ -108,6 +108,5 @@ def check_alike(processors: list, batch_size: int) -> None:
     """
     for processor in processors:
         if batch_size > 1 and len(getattr(processor, "compiled_grammars", ())) > 1:
-            raise CannotCopy(
-                f"`logits_processor`: {type(processor).__name__} holds a grammar for each row: give the list as `grammar=`."
-            )
+            name = type(processor).__name__
+            raise CannotCopy(f"`logits_processor`: {name} holds a grammar for each row: give the list as `grammar=`.")

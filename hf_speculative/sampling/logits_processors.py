@@ -13,7 +13,7 @@ of three treatments, in the order of the list:
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from torch import Tensor
 from ..grammar.processor import GrammarProcessor
 from ..hf_compat import logits_process as hf
 from ..types import Batch, Guide
-from .copying import CannotCopy
 from .grammar import AfterEachPrefix
 from .guidance import Guidance
 from .memories import Memories
@@ -89,14 +88,9 @@ class Processors:
         return grammars[0].walks.get if grammars else lambda row: None
 
     @property
-    def lookahead_unsupported_reason(self) -> CannotCopy | None:
-        """Why drafts cannot be processed ahead of what is emitted; `None` if they can."""
-        return self.memories.lookahead_unsupported_reason
-
-    @property
     def draft_may_follow(self) -> bool:
         """Processors with a memory are first called, and copied, in a round without a draft."""
-        return self.lookahead_unsupported_reason is None and (self.memories.has_begun or not self.have_memory)
+        return self.memories.lookahead_unsupported_reason is None and (self.memories.has_begun or not self.have_memory)
 
     @property
     def keeps_rows_together(self) -> bool:
@@ -131,7 +125,7 @@ class Processors:
         """
         if self.guidance is not None and not is_draft:
             scores = self.guidance(batch, scores)
-        prefixes = Prefixes(batch, scores.shape[1], ahead, tree=batch.tree)
+        prefixes = Prefixes(batch, scores.shape[1], ahead)
         if not any(isinstance(step, OneByOne) for step in self.steps):
             return self._apply(prefixes, scores)
         columns: list[Tensor] = []
@@ -163,13 +157,11 @@ class ContextFree:
     def __init__(self, processor):
         self.processor = processor
         self.forbidden: Tensor | None = getattr(processor, "suppress_tokens", None)
-        is_top_p = type(processor) is hf.TopPLogitsWarper
-        self.process = (
-            partial(top_p, processor) if is_top_p else partial(processor, torch.empty(0, 0, dtype=torch.long))
-        )
 
     def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
-        return self.process(scores.flatten(0, 1)).view_as(scores)
+        of_all = scores.flatten(0, 1)
+        is_top_p = type(self.processor) is hf.TopPLogitsWarper
+        return (top_p(self.processor, of_all) if is_top_p else self.processor(None, of_all)).view_as(scores)
 
 
 class OneByOne:

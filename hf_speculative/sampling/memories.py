@@ -70,6 +70,7 @@ class Memories:
 
     Attributes:
         has_begun: they were called, and copied as they are since.
+        lookahead_unsupported_reason: why drafts cannot be processed ahead of what is emitted; `None` if they can.
 
     Raises:
         CannotCopy: one of them cannot be copied, and there are several rows.

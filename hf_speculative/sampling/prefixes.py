@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from ..types import NO_TOKEN, Batch, Tree, columns_from
+from ..types import NO_TOKEN, Batch, columns_from
 
 
 class Prefixes:
@@ -20,22 +21,15 @@ class Prefixes:
     #: of one position: the rows in which plain decoding may come to it, see `Reach`
     reached: list[bool]
 
-    def __init__(
-        self,
-        batch: Batch,
-        num_positions: int,
-        first: int = 0,
-        tree: Tree | None = None,
-        paths: list[list[tuple[int, ...]]] | None = None,
-    ):
-        self.batch, self.num_positions, self.first, self.tree = batch, num_positions, first, tree
-        if paths is not None:
-            self.host_paths = paths
+    def __init__(self, batch: Batch, num_positions: int, first: int):
+        self.batch, self.num_positions, self.first, self.tree = batch, num_positions, first, batch.tree
 
     def at(self, position: int) -> Prefixes:
         """Those of one position, counted from `first`."""
-        paths = self.__dict__.get("host_paths")
-        return Prefixes(self.batch, 1, self.first + position, self.tree, paths)
+        one = copy.copy(self)  # along with `host_paths`
+        one.num_positions, one.first = 1, self.first + position
+        vars(one).pop("widths", None)
+        return one
 
     @cached_property
     def host_paths(self) -> list[list[tuple[int, ...]]]:

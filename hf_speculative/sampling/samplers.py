@@ -22,6 +22,8 @@ from .sample_method import CHOSEN, DRAWN, LIKELIEST, MeasuredChoice
 SHARPNESS = 2.0
 #: consecutive rounds of `Greedy.num_forbidden` after which drafts are processed
 MOST_FORBIDDEN = 3
+#: random numbers that `Coupled` keeps: 256 MiB
+MOST_NOISE = 2**26
 
 
 def exponential_race(probs: Tensor, noise: Tensor) -> Tensor:
@@ -199,25 +201,17 @@ class Coupled(ProcessedSampler):
     is then plain decoding's by construction, whatever was drafted, and the draft guesses well because it shares the
     noise. (Drafter-invariant sampling, Daliri et al. 2024, arXiv 2408.07978.)
 
-    The noise of a step is drawn in plain decoding's order and kept while rows may need it, up to `max_bytes`; past that,
-    it is drawn again from the generator's saved state.
+    The noise of a step is drawn in plain decoding's order and kept while rows may need it, up to `MOST_NOISE` numbers; past
+    that, it is drawn again from the generator's saved state.
     """
 
     one_hot_proposals = True
 
-    def __init__(
-        self,
-        processors: Processors,
-        vocab_size: int,
-        batch_size: int,
-        device: torch.device,
-        generator: torch.Generator | None = None,
-        max_bytes: int = 2**28,
-    ):
+    def __init__(self, processors: Processors, vocab_size: int, batch: Batch, generator: torch.Generator | None = None):
         super().__init__(processors, vocab_size)
-        self.shape, self.device = (batch_size, vocab_size), device
-        self.generator = generator if generator is not None else default_generator(device)
-        self.max_kept = max(1, max_bytes // (4 * batch_size * vocab_size))
+        self.shape, self.device = (len(batch.rows), vocab_size), batch.tokens.device
+        self.generator = generator if generator is not None else default_generator(self.device)
+        self.max_kept = max(1, MOST_NOISE // (len(batch.rows) * vocab_size))
         self.states: list[Tensor] = []  # states[t]: the generator before the noise of step t was drawn
         self.noise: dict[int, Tensor] = {}
         self.num_steps = 0
@@ -286,7 +280,4 @@ def default_generator(device: torch.device) -> torch.Generator:
     if device.type == "cuda":
         torch.cuda.init()
         return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
-    raise ValueError(
-        f"`reproducible=True` needs the global generator of {device}, known here for cpu and cuda: pass "
-        "`SpeculativeConfig(generator=...)`."
-    )
+    raise ValueError(f"`reproducible=True` knows no generator of {device}: pass `SpeculativeConfig(generator=...)`.")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..hf_compat import logits_process as hf
-from ..types import NO_TOKEN, Batch, uploaded
+from ..types import NO_TOKEN, uploaded
 from .prefixes import Prefixes
 
 
@@ -102,25 +102,16 @@ class RepetitionPenalty:
 
     def __init__(self, processor: hf.RepetitionPenaltyLogitsProcessor):
         self.processor = processor
-        self.of_rows: dict[tuple[int, ...], Tensor] = {}
 
     def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
         if prefixes.longest == 0:
             return scores
-        penalty = self.processor.penalty
-        tokens = prefixes.last(prefixes.longest, self._start(prefixes.batch))
+        batch, penalty = prefixes.batch, self.processor.penalty
+        start = self.processor.prompt_ignore_length
+        if isinstance(start, Tensor):  # one entry a row of the call
+            start = start.to(batch.tokens.device)[uploaded(batch.rows, batch.tokens.device)[:, None, None]]
+        tokens = prefixes.last(prefixes.longest, 0 if start is None else start)
         return _change(scores, tokens, lambda before: torch.where(before < 0, before * penalty, before / penalty))
-
-    def _start(self, batch: Batch) -> int | Tensor:
-        """The first column that counts, for all rows or `(batch, 1, 1)`."""
-        ignored, rows = self.processor.prompt_ignore_length, tuple(batch.rows)
-        if not isinstance(ignored, Tensor):
-            return ignored or 0
-        if rows not in self.of_rows:  # one entry a row of the call
-            self.of_rows = {
-                rows: ignored.to(batch.tokens.device)[uploaded(batch.rows, batch.tokens.device)[:, None, None]]
-            }
-        return self.of_rows[rows]
 
 
 class NoRepeatNGram:

@@ -17,7 +17,6 @@ from .stateful import StatefulProcessors
 class CriteriaStopping(Stopping):
     """A `StoppingCriteriaList` for rows of their own length.
 
-
     Args:
         criteria: what `generate` prepared.
         batch_size: rows of the call, as many as a criterion saw in plain `generate`.
@@ -41,8 +40,7 @@ class CriteriaStopping(Stopping):
             if type(criterion) is EosTokenCriteria:
                 self.eos.update(criterion.eos_token_id.flatten().tolist())
             elif type(criterion) is MaxLengthCriteria:
-                lengths = [n for n in (self.max_length, criterion.max_length) if n is not None]
-                self.max_length = min(lengths)
+                self.max_length = min(self.max_length or criterion.max_length, criterion.max_length)
             elif type(criterion) is StopStringCriteria:
                 self.stop_strings.append(criterion)
             else:
@@ -50,7 +48,8 @@ class CriteriaStopping(Stopping):
         self.may_differ_between_ranks = bool(self.others)
         self.copies: dict[int, list] = {}
         self.users = StatefulProcessors(self.others, "stopping_criteria") if self.others and self.has_copies else None
-        self.goes_on = rows_go_on and batch_size > 1 and not has_end_token(criteria)
+        fills_up = any(hasattr(criterion, "eos_token_id") for criterion in criteria)  # as plain `generate` asks
+        self.goes_on = rows_go_on and batch_size > 1 and not fills_up
         self.met: dict[int, int] = {}  # where `goes_on`: columns of each row at its first stop
         self.scores: dict[int, list[Tensor]] | None = {row: [] for row in range(batch_size)} if keep_scores else None
 
@@ -90,9 +89,9 @@ class CriteriaStopping(Stopping):
         for i, token in enumerate(new):
             length = before + i + 1
             if token == NO_TOKEN:
+                what = f"row {row}: there is no distribution to draw token {length - batch.prompt_width} from"
                 raise NoDistribution(
-                    f"row {row}: there is no distribution to draw token {length - batch.prompt_width} from: the target's "
-                    "logits hold NaN or infinity, or no token is allowed. Plain `generate` raises here, too."
+                    f"{what}: logits hold NaN or infinity, or no token is allowed, as in plain `generate`."
                 )
             is_full = self.max_length is not None and length >= self.max_length
             # The user's own come first: plain generate asks them about every token, the last one included.
@@ -138,14 +137,5 @@ class CriteriaStopping(Stopping):
             scores = tuple(self.scores[row])
         ids = batch.tokens[b, None, :end].expand(self.batch_size, -1)
         # All are asked, not just until the first True: each of them advances, as in plain generate.
-        answers = [bool(self._answer(criterion(ids, scores), row)) for criterion in self.copies[row]]
-        return any(answers)
-
-    @staticmethod
-    def _answer(answer, row: int):
-        return answer[row] if isinstance(answer, Tensor) and answer.ndim else answer
-
-
-def has_end_token(criteria) -> bool:
-    """Whether plain `generate` fills rows up that end early: it asks for this very attribute."""
-    return any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+        answers = [criterion(ids, scores) for criterion in self.copies[row]]
+        return any(bool(one[row] if isinstance(one, Tensor) and one.ndim else one) for one in answers)

@@ -146,8 +146,8 @@ def prepare_request(
         processors = Processors(logits_processor, 1)
         if processors.keeps_rows_together:
             raise ValueError("`guidance_scale` keeps rows together, which requests are not: leave it out.")
-        if processors.lookahead_unsupported_reason is not None:
-            raise processors.lookahead_unsupported_reason
+        if processors.memories.lookahead_unsupported_reason is not None:
+            raise processors.memories.lookahead_unsupported_reason
         generator = torch.Generator(input_ids.device)
         generator.manual_seed(generator.seed() if seed is None else seed)
         config = replace(options.config, reproducible=options.config.reproducible or True, generator=generator)

@@ -246,9 +246,7 @@ class Draft:
                 f"the drafter proposed {self.width} tokens a row where at most {max(plan)} were asked for."
             )
         if self.tree is not None and not may_branch:
-            raise ValueError(
-                "the drafter proposed a tree where `may_branch` is False: some part of this call takes chains only."
-            )
+            raise ValueError("the drafter proposed a tree where `may_branch` is False: it may propose chains only.")
         return self.tree
 
     @staticmethod

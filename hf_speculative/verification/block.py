@@ -12,7 +12,7 @@ from torch.nn import functional
 from ..interfaces import Rule, Sampler
 from ..types import Draft, Tree, Verdict
 from .paths import path_of, product_along, take_turns
-from .residual import draw_at, draw_next_token, draw_without_draft, is_proposed, probability_of
+from .residual import draw_at, draw_next_token, is_proposed, probability_of
 
 
 class BlockVerification(Rule):
@@ -32,8 +32,6 @@ class BlockVerification(Rule):
     def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
         if draft.tree is not None:
             return self._along_tree(draft, draft.tree, target_probs, sampler)
-        if draft.width == 0:
-            return draw_without_draft(draft, target_probs, sampler)
         draft_probs = draft.dense_probs(target_probs)
         proposed = is_proposed(draft)
         p, q = probability_of(target_probs, draft.tokens), probability_of(draft_probs, draft.tokens)
@@ -47,13 +45,12 @@ class BlockVerification(Rule):
         mass = functional.pad(residual.sum(-1), (0, 1))
         denominator = mass + 1 - claim
         keep = torch.where(denominator > 0, mass / denominator, 1.0)[:, 1:]
-        is_last = torch.arange(1, draft.width + 1, device=claim.device) == draft.num_tokens[:, None]
-        keep = torch.where(is_last, claim[:, 1:], keep)
+        sizes = torch.arange(1, draft.width + 1, device=claim.device)
+        keep = torch.where(sizes == draft.num_tokens[:, None], claim[:, 1:], keep)
 
         kept = sampler.bernoulli(keep) & proposed
-        sizes = torch.arange(1, draft.width + 1, device=claim.device)
         num_accepted = functional.pad(kept * sizes, (1, 0)).amax(1)
-        return draw_next_token(draft, target_probs, residual, num_accepted, sampler, acceptance_prob=claim[:, 1:])
+        return draw_next_token(draft, target_probs, residual, num_accepted, claim[:, 1:], sampler)
 
     @staticmethod
     def _along_tree(draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:

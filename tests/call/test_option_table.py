@@ -10,27 +10,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.call.option_table import (
-    CALL,
-    CONFIG,
-    GENERATION_CONFIG,
-    IN_CALL,
-    OPTIONS,
-    REFUSED,
-    ROWS,
-)
-from hf_speculative.call.option_types import (
-    Drafts,
-    Flag,
-    FlagOr,
-    Grammars,
-    HasMethods,
-    Instance,
-    Name,
-    PositiveNumber,
-    Probability,
-    WholeNumber,
-)
+from hf_speculative.call.option_table import CALL, CONFIG, GENERATION_CONFIG, IN_CALL, OPTIONS, REFUSED, ROWS
+from hf_speculative.call.option_types import Drafts, Flag, Grammars, HasMethods, Instance, Name, RealNumber, WholeNumber
 from hf_speculative.call.options import read_options
 from hf_speculative.call.sources import SOURCES, asked_with
 from hf_speculative.schedules import SCHEDULE_NAMES
@@ -42,10 +23,8 @@ NAN = float("nan")
 #: by type: values of other types, and values out of range
 WRONG_TYPES = {
     WholeNumber: ["3", True, 2.0, NAN, torch.tensor(3)],
-    PositiveNumber: ["0.3", True, torch.tensor(0.3)],
-    Probability: ["0.3", True, torch.tensor(0.3)],
-    Flag: [1, 0, "no", 0.0],
-    FlagOr: [1, 0, 0.0],
+    RealNumber: ["0.3", True, torch.tensor(0.3)],
+    Flag: [1, 0, 0.0],
     Name: [7, True, object],
     Drafts: [7, True, ["suffix", 7]],
     Instance: [7, "adaptive", object()],
@@ -54,14 +33,12 @@ WRONG_TYPES = {
 }
 OUT_OF_RANGE = {
     WholeNumber: [0, -1, np.int64(0)],
-    PositiveNumber: [0, -0.5, NAN, np.float32(0)],
-    Probability: [1.5, -0.1, NAN, np.float32(2)],
+    RealNumber: [-0.5, NAN, np.float32(-2)],
     Name: ["nonsense"],
     Drafts: [[]],
-    FlagOr: ["no"],
     Grammars: [[]],
 }
-GOOD = {WholeNumber: 3, PositiveNumber: 0.3, Probability: 0.3, Flag: True, FlagOr: True}
+GOOD = {WholeNumber: 3, RealNumber: 0.3, Flag: True}
 BY_NAME = pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 
 
@@ -101,6 +78,10 @@ def test_a_value_of_another_type_or_out_of_range(target, draft, option):
     takes_any_name = isinstance(option.type, Name) and not option.type.names
     wrong = [(value, TypeError) for value in WRONG_TYPES[type(option.type)]]
     wrong += [(value, ValueError) for value in OUT_OF_RANGE.get(type(option.type), ()) if not takes_any_name]
+    if isinstance(option.type, Flag):
+        wrong.append(("no", ValueError if option.type.word else TypeError))
+    if isinstance(option.type, RealNumber):
+        wrong.append((0 if "above" in option.type.text else 1.5, ValueError))
     for value, error in wrong:
         shown = f"={re.escape(repr(value))}" if isinstance(value, (str, bool, int, float)) else ""
         for make in places(option, value):

@@ -8,15 +8,10 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from tests.support import grammars, tiny
+from tests.support import tiny
 from tests.support.grammars import ORDER, call_of
 
 pytest.importorskip("llguidance")
-
-
-@pytest.fixture
-def pair():
-    return grammars.pair()
 
 
 TAG = {"type": "structural_tag", "triggers": ["<f"], "structures": [{"begin": "<g>", "schema": {}, "end": "</g>"}]}
@@ -65,7 +60,7 @@ def test_bombs(pair, pattern):
 
 def test_without_a_grammar(pair):
     target, _, tokenizer = pair
-    call = call_of(tokenizer, 1, None)
+    call = call_of(tokenizer, 1)
     with pytest.raises(ValueError, match=r"`draft_model='grammar'` drafts what a grammar forces: give `grammar=`"):
         hs.generate(target, **call, draft_model="grammar")
 

@@ -14,17 +14,11 @@ from hf_speculative.drafting.draft_model import DraftModel
 from hf_speculative.embedded import HEAD
 from hf_speculative.grammar.compiled import compiled
 from hf_speculative.grammar.processor import GrammarProcessor
-from tests.support import grammars
 from tests.support.distributions import assert_samples
 from tests.support.grammars import ORDER, PROMPTS, call_of
 from tests.support.plain import state_of
 
 pytest.importorskip("llguidance")
-
-
-@pytest.fixture
-def pair():
-    return grammars.pair()
 
 
 class Order(BaseModel):
@@ -190,10 +184,7 @@ def test_the_end_of_the_text(pair):
 
 def test_beside_other_processors(pair):
     target, draft, tokenizer = pair
-    call = call_of(tokenizer, 3, ORDER, sampled=True) | {
-        "repetition_penalty": 1.3,
-        "top_k": 9,
-    }
+    call = call_of(tokenizer, 3, ORDER, sampled=True) | {"repetition_penalty": 1.3, "top_k": 9}
     same(target, call, draft_model=draft, num_draft_tokens=4)
     same(target, call_of(tokenizer, 1, ORDER) | {"guidance_scale": 1.5}, draft_model=draft, num_draft_tokens=4)
 

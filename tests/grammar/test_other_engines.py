@@ -8,17 +8,11 @@ import torch
 from transformers import LogitsProcessor
 
 import hf_speculative as hs
-from tests.support import grammars
 from tests.support.grammars import ORDER, call_of
 
 llguidance = pytest.importorskip("llguidance")
 from llguidance import numpy as bits  # noqa: E402
 from llguidance.hf import from_tokenizer  # noqa: E402
-
-
-@pytest.fixture
-def pair():
-    return grammars.pair()
 
 
 class AsDocumented(LogitsProcessor):
@@ -71,8 +65,7 @@ def processor_of(kind, target, tokenizer):
 def both(pair, kind, num_prompts, sampled=False, **drafts):
     """What plain decoding and ours write, with a processor each."""
     target, draft, tokenizer = pair
-    call = call_of(tokenizer, num_prompts, None, sampled) | {"max_new_tokens": 60}
-    call.pop("grammar")
+    call = call_of(tokenizer, num_prompts, sampled=sampled) | {"max_new_tokens": 60}
     torch.manual_seed(3)
     plain = target.generate(**call, logits_processor=[processor_of(kind, target, tokenizer)])
     torch.manual_seed(3)
@@ -108,8 +101,7 @@ def test_outlines_core(pair, num_prompts):
     target, draft, tokenizer = pair
     ids = {bytes([65 + i]).decode(): [tokenizer(chr(65 + i)).input_ids[0]] for i in range(26)}
     index = outlines_core.Index("[A-Z]{9}", outlines_core.Vocabulary(tokenizer.eos_token_id, ids))
-    call = call_of(tokenizer, num_prompts, None)
-    call.pop("grammar")
+    call = call_of(tokenizer, num_prompts)
     plain = target.generate(**call, logits_processor=[OutlinesCoreLogitsProcessor(index, "torch")])
     with pytest.warns(UserWarning, match="nothing is drafted .*`grammar=` drafts"):
         processors = [OutlinesCoreLogitsProcessor(index, "torch")]
@@ -136,8 +128,7 @@ def test_a_function_of_the_prefix(pair, drafts):
         assert last < 300 or len(ids) <= width, "a token that was forbidden"
         return [token for token in range(20, 300) if (token + row + len(ids)) % 3]
 
-    call = call_of(tokenizer, 3, None) | {"max_new_tokens": 20, "prefix_allowed_tokens_fn": allowed}
-    call.pop("grammar")
+    call = call_of(tokenizer, 3) | {"max_new_tokens": 20, "prefix_allowed_tokens_fn": allowed}
     width = call["input_ids"].shape[1]
     plain = target.generate(**call)
     calls.clear()
@@ -154,8 +145,7 @@ def test_a_grammar_for_each_row_of_a_processor(pair):
     known = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=target.config.vocab_size)
     compiler = xgrammar.GrammarCompiler(known)
     grammars = [compiler.compile_regex(pattern) for pattern in ("a[0-9]{9}", "b[c-f]{9}")]
-    call = call_of(tokenizer, 2, None)
-    call.pop("grammar")
+    call = call_of(tokenizer, 2)
     plain = target.generate(**call, logits_processor=[Processor(grammars)])
     with pytest.warns(UserWarning, match="holds a grammar for each row: give the list as `grammar=`"):
         found = hs.generate(target, **call, logits_processor=[Processor(grammars)], draft_model=draft)
@@ -166,8 +156,7 @@ def test_a_grammar_for_each_row_of_a_processor(pair):
 def test_nothing_is_asked_beyond_an_end(pair, kind):
     """A draft may go on behind an end token, where plain decoding never asks."""
     target, draft, tokenizer = pair
-    call = call_of(tokenizer, 1, None) | {"max_new_tokens": 24}
-    call.pop("grammar")
+    call = call_of(tokenizer, 1) | {"max_new_tokens": 24}
     width = call["input_ids"].shape[1]
     end = int(target.generate(**call)[0, width + 3])
 
@@ -218,8 +207,7 @@ def test_a_function_of_the_prefix_beside_a_memory(pair):
         assert len(ids) <= width or int(ids[-1]) % 2 == 0, "a token that was forbidden"
         return list(range(20, 4000, 2))
 
-    call = call_of(tokenizer, 1, None) | {"max_new_tokens": 30, "prefix_allowed_tokens_fn": allowed}
-    call.pop("grammar")
+    call = call_of(tokenizer, 1) | {"max_new_tokens": 30, "prefix_allowed_tokens_fn": allowed}
     text = "x = [1, 2, 3]\ny = [1, 2, 3]\nz = [1, 2, 3]\nw = ["
     call |= tokenizer(text, return_tensors="pt")
     width = call["input_ids"].shape[1]

@@ -275,27 +275,20 @@ class Uncopyable(LogitsProcessor):
 CHANNELS = {"queue": queue.Queue, "simple queue": queue.SimpleQueue, "generator": lambda: (n for n in range(NEW))}
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("kind", CHANNELS)
-def test_a_processor_that_cannot_be_copied(target, draft, kind):
+def test_a_processor_that_cannot_be_copied(target, draft, kind, batch_size):
     """Nothing is drafted ahead of it, and it is called as in plain generate, with the whole of a batch."""
-    inputs, channel = tiny.prompts(1), CHANNELS[kind]()
-    with pytest.warns(
-        UserWarning, match=r"nothing is drafted in this call: `logits_processor`: Uncopyable .* `clone\(\)`"
-    ):
-        found = ours(target, inputs, draft_model=draft, logits_processor=[Uncopyable(channel)])
+    inputs, channel, streamer = tiny.prompts(batch_size), CHANNELS[kind](), Collect()
+    words = r"nothing is drafted in this call: `logits_processor`: Uncopyable .* `clone\(\)`"
+    with pytest.warns(UserWarning, match=words):
+        found = ours(target, inputs, draft_model=draft, logits_processor=[Uncopyable(channel)], streamer=streamer)
     assert found.tolist() == plain(target, inputs).tolist()
+    assert len(streamer.pieces) == 1 + NEW and streamer.ended
     if kind != "generator":
         assert [channel.get() for _ in range(channel.qsize())] == list(range(7, 7 + NEW))
     else:
         assert next(channel, None) is None
-    inputs = tiny.prompts(3)
-    with pytest.warns(
-        UserWarning, match=r"nothing is drafted in this call: `logits_processor`: Uncopyable .* `clone\(\)`"
-    ):
-        processor, streamer = Uncopyable(CHANNELS[kind]()), Collect()
-        found = ours(target, inputs, draft_model=draft, logits_processor=[processor], streamer=streamer)
-    assert len(streamer.pieces) == 1 + NEW and streamer.ended
-    assert found.tolist() == plain(target, inputs).tolist()
     part = Uncopyable(CHANNELS[kind]())
     with pytest.raises(TypeError, match="`logits_processor`: Uncopyable"):
         hs.generate_batches(target, [[1, 2]], max_new_tokens=2, draft_model=draft, logits_processor=[part])

@@ -14,6 +14,11 @@ from dataclasses import dataclass
 import torch
 
 from hf_speculative import Draft
+from hf_speculative.verification import BlockVerification, TokenVerification
+
+#: total variation below which two enumerated distributions are one, and above which they are not
+EXACT, WRONG = 1e-12, 1e-3
+BY_DISTRIBUTION = (TokenVerification, BlockVerification)
 
 
 class Branching:
@@ -211,3 +216,15 @@ def plain_sequences(p, length):
 def distance(found, expected) -> float:
     """Total variation."""
     return sum(abs(found.get(s, 0.0) - expected.get(s, 0.0)) for s in found.keys() | expected.keys()) / 2
+
+
+def pair(seed: int, zeros: bool = False) -> tuple[Table, Table]:
+    """A target and a draft."""
+    p = Table(seed, zeros=zeros)
+    return p, Table(seed + 1000, zeros=zeros, like=p if seed % 2 else None)
+
+
+def extreme_pairs() -> list[tuple[Table, Table]]:
+    """A target and a draft that are one, that are sure, that share no token."""
+    (p, q), hot, cold = pair(3), Table(0, iid=[0.0, 1.0, 0.0]), Table(0, iid=[0.5, 0.0, 0.5])
+    return [(p, p), (hot, q), (p, hot), (hot, cold), (cold, hot), (hot, hot)]

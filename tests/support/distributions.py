@@ -37,8 +37,13 @@ def assert_samples(samples, distribution):
 
 
 @torch.no_grad()
-def exact_distribution(model, prompt, eos=None, **settings) -> dict[tuple, float]:
-    """Every continuation's probability: fresh forwards, transformers' own processors, one prefix at a time."""
+def exact_distribution(model, prompt, eos=None, others=None, **settings) -> dict[tuple, float]:
+    """Every continuation's probability: fresh forwards, transformers' own processors, one prefix at a time.
+
+    Args:
+        others: further inputs, of one row.
+    """
+    name = "decoder_input_ids" if model.config.is_encoder_decoder else "input_ids"
     config = copy.deepcopy(model.generation_config)
     unused = config.update(**settings, do_sample=True, eos_token_id=eos)
     assert not unused
@@ -50,7 +55,8 @@ def exact_distribution(model, prompt, eos=None, **settings) -> dict[tuple, float
     for _ in range(NEW):
         prefixes = list(distribution)
         ids = torch.tensor([[*prompt, *prefix] for prefix in prefixes])
-        probs = processors(ids, model(ids).logits[:, -1].float()).softmax(-1).double()
+        given = {key: value.repeat_interleave(len(ids), 0) for key, value in (others or {}).items()} | {name: ids}
+        probs = processors(ids, model(**given).logits[:, -1].float()).softmax(-1).double()
         longer = {}
         for prefix, row in zip(prefixes, probs, strict=True):
             for token in row.nonzero().flatten().tolist():

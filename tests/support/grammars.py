@@ -1,9 +1,5 @@
 """Prompts and a schema for tests of structured output."""
 
-from functools import cache
-
-import hf_speculative as hs
-
 ORDER = {
     "type": "object",
     "x-guidance": {"whitespace_flexible": False},
@@ -19,10 +15,8 @@ ORDER = {
 PROMPTS = ["record = json.loads('''", "# an order as JSON\norder = ", "def customer():\n    return ", "DATA = "]
 
 
-pair = cache(hs.embedded_pair)
-
-
-def call_of(tokenizer, num_prompts, grammar, sampled=False):
+def call_of(tokenizer, num_prompts, grammar=None, sampled=False):
     inputs = tokenizer(PROMPTS[:num_prompts], return_tensors="pt", padding=True, padding_side="left")
     how = {"do_sample": True, "temperature": 0.9, "top_p": 0.95} if sampled else {"do_sample": False}
-    return {**inputs, "max_new_tokens": 80, "pad_token_id": 0, "grammar": grammar, **how}
+    own = {} if grammar is None else {"grammar": grammar}
+    return {**inputs, "max_new_tokens": 80, "pad_token_id": 0, **own, **how}

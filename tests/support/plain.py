@@ -71,6 +71,14 @@ def state_of(model):
     return model.config.to_dict(), defaults, modules, weights, model.training
 
 
+def speculates(call) -> bool:
+    """Whether a call drafts; one that does not is plain altogether."""
+    with hs.record() as stats:
+        call()
+    assert stats.num_draft_tokens or not stats.num_calls
+    return bool(stats.num_calls)
+
+
 class Collect(BaseStreamer):
     def __init__(self):
         self.pieces, self.ended = [], False

@@ -10,16 +10,24 @@ from hf_speculative import Draft, Rule, Verdict
 from hf_speculative.sampling.samplers import Greedy, Independent
 from hf_speculative.verification import RULES, BlockVerification, TokenVerification
 from hf_speculative.verification.residual import is_proposed, probability_of
-from tests.support.branching import Table, distance, one_hot, one_round, plain_sequences, sequences
+from tests.support.branching import (
+    BY_DISTRIBUTION,
+    EXACT,
+    WRONG,
+    Table,
+    distance,
+    extreme_pairs,
+    one_hot,
+    one_round,
+    pair,
+    plain_sequences,
+    sequences,
+)
 
-EXACT = 1e-12
-WRONG = 1e-3
-BY_DISTRIBUTION = (TokenVerification, BlockVerification)
 
-
-def pair(seed, zeros=False):
-    p = Table(seed, zeros=zeros)
-    return p, Table(seed + 1000, zeros=zeros, like=p if seed % 2 else None)
+def bias(rule, p, q, gamma, length, **options):
+    """Of the first `length` tokens."""
+    return distance(sequences(rule(), p, q, gamma, length, **options), plain_sequences(p, length))
 
 
 def expected_accepted(rule, p, q, gamma, **options):
@@ -32,9 +40,8 @@ def expected_accepted(rule, p, q, gamma, **options):
 @pytest.mark.parametrize("rule", RULES.values())
 def test_output_has_the_targets_distribution(rule, gamma, zeros):
     for seed in range(6 if gamma < 3 else 2):
-        p, q = pair(seed, zeros)
-        length = gamma + 2  # so that a second round begins inside
-        assert distance(sequences(rule(), p, q, gamma, length), plain_sequences(p, length)) < EXACT
+        # So long that a second round begins inside.
+        assert bias(rule, *pair(seed, zeros), gamma, length=gamma + 2) < EXACT
 
 
 @pytest.mark.parametrize("rule", RULES.values())
@@ -42,27 +49,22 @@ def test_output_has_the_targets_distribution(rule, gamma, zeros):
 def test_one_hot_proposals_keep_the_targets_distribution(rule, gamma):
     for seed in range(6):
         p, q = pair(seed, zeros=seed % 2 == 1)
-        found = sequences(rule(), p, one_hot(q), gamma, gamma + 3, deterministic=True)
-        assert distance(found, plain_sequences(p, gamma + 3)) < EXACT
+        assert bias(rule, p, one_hot(q), gamma, length=gamma + 3, deterministic=True) < EXACT
 
 
+@pytest.mark.parametrize("gamma", [1, 2])
 @pytest.mark.parametrize("rule", RULES.values())
-def test_extreme_distributions(rule):
-    p, q = pair(3)
-    hot, cold = Table(0, iid=[0.0, 1.0, 0.0]), Table(0, iid=[0.5, 0.0, 0.5])
-    for target, proposal in [(p, p), (hot, q), (p, hot), (hot, cold), (cold, hot), (hot, hot)]:
-        for gamma in (1, 2):
-            found = sequences(rule(), target, proposal, gamma, 4)
-            assert distance(found, plain_sequences(target, 4)) < EXACT
+def test_extreme_distributions(rule, gamma):
+    for p, q in extreme_pairs():
+        assert bias(rule, p, q, gamma, length=4) < EXACT
 
 
 @pytest.mark.parametrize("rule", RULES.values())
 def test_ragged_drafts(rule):
     """Rows of a batch propose different numbers of tokens, here by their prefix."""
     for seed in range(3):
-        p, q = pair(seed, zeros=True)
-        ragged = sequences(rule(), p, q, 2, 4, num_tokens=lambda prefix, tokens: (sum(prefix) + len(prefix)) % 3)
-        assert distance(ragged, plain_sequences(p, 4)) < EXACT
+        ragged = {"num_tokens": lambda prefix, tokens: (sum(prefix) + len(prefix)) % 3}
+        assert bias(rule, *pair(seed, zeros=True), 2, length=4, **ragged) < EXACT
 
 
 # How much is accepted: numbers of the papers
@@ -118,14 +120,13 @@ class DropsCorrection(Rule):
 
 
 def test_control_a_wrong_rule_is_caught():
-    p, q = pair(0)
-    assert distance(sequences(DropsCorrection(), p, q, 2, 4), plain_sequences(p, 4)) > WRONG
+    assert bias(DropsCorrection, *pair(0), 2, length=4) > WRONG
 
 
 @pytest.mark.parametrize("rule", BY_DISTRIBUTION)
 def test_control_argmax_drafts_judged_by_softmax_are_caught(rule):
     p, q = pair(0)
-    assert distance(sequences(rule(), p, one_hot(q), 2, 4, judged_by=q), plain_sequences(p, 4)) > WRONG
+    assert bias(rule, p, one_hot(q), 2, length=4, judged_by=q) > WRONG
 
 
 # Numerics

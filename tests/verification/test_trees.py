@@ -12,12 +12,17 @@ from hf_speculative.sampling.samplers import Greedy, Independent
 from hf_speculative.verification import RULES, BlockVerification, SampledVerification, TokenVerification, paths, sampled
 from tests.support import trees
 from tests.support.branching import (
+    BY_DISTRIBUTION,
+    EXACT,
+    WRONG,
     Branching,
     Table,
     all_drafts,
     branches,
     distance,
     drawn_then_fixed,
+    extreme_pairs,
+    pair,
     plain_sequences,
     sequences,
     with_replacement,
@@ -25,20 +30,12 @@ from tests.support.branching import (
 )
 from tests.support.cases import slow_but
 
-EXACT = 1e-12
-WRONG = 1e-3
 TREES = [[-1, -1, 0, 2], [-1, 0, 0, 2], [-1, 0, -1, 1], [-1, -1, 1, 2]]  # of depth 3
-BY_DISTRIBUTION = (TokenVerification, BlockVerification)
 SIBLINGS = {
     "with replacement": with_replacement,
     "without replacement": without_replacement,
     "one drawn, others fixed": drawn_then_fixed,
 }
-
-
-def pair(seed, zeros=False):
-    p = Table(seed, zeros=zeros)
-    return p, Table(seed + 1000, zeros=zeros, like=p if seed % 2 else None)
 
 
 def bias(rule, p, q, parents, length=5, **options):
@@ -78,10 +75,8 @@ def guess(prefix, *elders):
 @pytest.mark.parametrize("siblings", slow_but(SIBLINGS, "without replacement"))
 @pytest.mark.parametrize("rule", BY_DISTRIBUTION)
 def test_extreme_distributions(rule, siblings):
-    p, q = pair(3)
-    hot, cold = Table(0, iid=[0.0, 1.0, 0.0]), Table(0, iid=[0.5, 0.0, 0.5])
-    for target, proposal in [(p, p), (hot, q), (p, hot), (hot, cold), (cold, hot), (hot, hot)]:
-        assert bias(rule, target, SIBLINGS[siblings](proposal), [-1, -1, 0, 1], length=4) < EXACT
+    for p, q in extreme_pairs():
+        assert bias(rule, p, SIBLINGS[siblings](q), [-1, -1, 0, 1], length=4) < EXACT
 
 
 @pytest.mark.parametrize("seed", slow_but([0, 1], 0))
