@@ -54,7 +54,7 @@ def on_own_passes(
         return None
     if any(setting_of(model, kwargs, name) for name in OF_STEPS):
         return None
-    if not has_compiled_passes(target, waits=execution.compile is True):
+    if not has_compiled_passes(target, execution.compile):
         return None
     own = SpeculativeConfig(schedule=Constant(0), reproducible=True, optimize=config.optimize)
     call = kwargs | NO_DRAFT | {"speculative_config": own}
