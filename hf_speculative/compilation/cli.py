@@ -61,7 +61,7 @@ def compile_command(settings: Options) -> None:
         )
     made = []
     for role, one, recorded in _passes(target, draft):
-        pack(one, Execution(packs="auto", compile=True))
+        pack(one, Execution(packs=True, compile=True))
         is_there, start = artifacts.files_of(one, recorded).are_there, time.perf_counter()
         try:
             if reason := eager_reason(one):

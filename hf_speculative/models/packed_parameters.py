@@ -1,8 +1,9 @@
 """The parameters of a layer whose weight is packed: reading the weight restores the plain one, bit for bit."""
 
+import functools
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 from weakref import WeakSet
@@ -107,6 +108,7 @@ class PackedParameters(dict):
         """Whether torch counts no write to a shared weight since it was packed."""
         return self.stamp is None or self.stamp.fits(self.peek())
 
+    @torch.inference_mode(False)
     def restore(self) -> None:
         """Restore the plain weight, and those that are packed together with it."""
         with _lock:
@@ -120,9 +122,7 @@ class PackedParameters(dict):
                 parts = [plain] if together is None else together.split(plain, 0)
                 for member, part in zip(members, parts, strict=True):
                     if member is not None:
-                        member._write(
-                            part.contiguous() if together is None else part.clone(memory_format=torch.contiguous_format)
-                        )
+                        member._write(part.clone(memory_format=torch.contiguous_format))
                         member.num_restored += 1
             for member in filter(None, members):
                 member.held = member.stamp = None
@@ -143,28 +143,19 @@ class PackedParameters(dict):
     def _write(self, data: Tensor) -> None:
         weight = self.peek()
         weight.data = data
-        torch.autograd.graph.increment_version(
-            weight
-        )  # a graph that still knows it raises instead of using the wrong numbers
+        # A graph that still knows it raises instead of using the wrong numbers.
+        torch.autograd.graph.increment_version(weight)
 
     def _ask(self) -> None:
         if self.packed is not None and self.stamp is None:
-            self._restore_as_ever()
-
-    @torch.inference_mode(False)
-    def _restore_as_ever(self) -> None:
-        self.restore()
-
-    def _end(self, name=WEIGHT) -> None:
-        if name == WEIGHT:
-            self._restore_as_ever()
+            self.restore()
 
     def _all(self) -> dict:
         values = dict.copy(self)  # first, so that `hold` sees the reference
         self._ask()
         return values
 
-    # Reading restores the weight, ...
+    # Reading restores the weight, here and by `_reading`; writing does as well, by `_restoring`.
 
     def __getitem__(self, name):
         value = super().__getitem__(name)
@@ -178,57 +169,33 @@ class PackedParameters(dict):
             self._ask()
         return value
 
-    def items(self):
-        return self._all().items()
-
-    def values(self):
-        return self._all().values()
-
-    def copy(self):
-        return self._all()
-
-    def __or__(self, other):
-        return self._all() | other
-
     def __iter__(self):  # its being here makes `dict(...)` and `**` read item by item
         return super().__iter__()
 
     def __reduce_ex__(self, protocol):
         return dict, (self._all(),)
 
-    # ... and replacing it ends the packing.
 
-    def __setitem__(self, name, value):
-        self._end(name)
-        super().__setitem__(name, value)
+def _reading(method: Callable) -> Callable:
+    """A method by which all that dicts hold is read."""
+    return functools.wraps(method)(lambda self, *args: method(self._all(), *args))
 
-    def __delitem__(self, name):
-        self._end(name)
-        super().__delitem__(name)
 
-    def pop(self, name, *default):
-        self._end(name)
-        return super().pop(name, *default)
+def _restoring(method: Callable) -> Callable:
+    """A method by which dicts are written to, which ends the packing first."""
 
-    def popitem(self):
-        self._end()
-        return super().popitem()
+    @functools.wraps(method)
+    def restores(self: PackedParameters, *args, **kwargs):
+        self.restore()
+        return method(self, *args, **kwargs)
 
-    def setdefault(self, name, default=None):
-        self._end(name)
-        return super().setdefault(name, default)
+    return restores
 
-    def update(self, *others, **items):
-        self._end()
-        super().update(*others, **items)
 
-    def __ior__(self, other):
-        self._end()
-        return super().__ior__(other)
-
-    def clear(self):
-        self._end()
-        super().clear()
+for _name in ("items", "values", "copy", "__or__"):
+    setattr(PackedParameters, _name, _reading(getattr(dict, _name)))
+for _name in ("__setitem__", "__delitem__", "__ior__", "pop", "popitem", "setdefault", "update", "clear"):
+    setattr(PackedParameters, _name, _restoring(getattr(dict, _name)))
 
 
 def hold(members: Sequence[PackedParameters], packed: Tensor, is_shared: bool) -> bool:

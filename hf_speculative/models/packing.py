@@ -34,24 +34,16 @@ class Packing:
     Attributes:
         units: the packed layers.
         left: the number of plain layers by reason.
-        num_bytes: of the packed weights; `num_copied`: of those that exist plain as well.
         has_small: small layers are packed as well.
     """
 
     units: list[Unit] = field(default_factory=list)
     left: Counter[str] = field(default_factory=Counter)
-    num_bytes: int = 0
-    num_copied: int = 0
     has_small: bool = True
 
     @property
     def layers(self) -> list[nn.Module]:
         return [layer for unit in self.units for layer in unit.layers]
-
-    def add(self, unit: Unit) -> None:
-        self.units.append(unit)
-        self.num_bytes += unit.num_bytes
-        self.num_copied += unit.num_bytes * unit.is_shared
 
     def __str__(self) -> str:
         num_packed, num_plain = sum(map(is_packed, self.layers)), self.left.total()
@@ -60,9 +52,11 @@ class Packing:
             return f"none of {num_plain} linear layers is packed{left}"
         waiting = len(self.layers) - num_packed
         left = f"; {waiting} more when the next call begins" * bool(waiting) + left
-        copied = f", {self.num_copied / 2**20:.0f} MiB of them a second copy" if self.num_copied else ""
+        num_bytes = sum(unit.num_bytes for unit in self.units)
+        num_copied = sum(unit.num_bytes for unit in self.units if unit.is_shared)
+        copied = f", {num_copied / 2**20:.0f} MiB of them a second copy" if num_copied else ""
         return (
-            f"{num_packed} of {len(self.layers) + num_plain} linear layers are packed ({self.num_bytes / 2**20:.0f} MiB"
+            f"{num_packed} of {len(self.layers) + num_plain} linear layers are packed ({num_bytes / 2**20:.0f} MiB"
             f"{copied}){left}"
         )
 
@@ -88,7 +82,7 @@ def packing_unsupported_reason(model: PreTrainedModel) -> str | None:
     return None
 
 
-def pack_weights(model: PreTrainedModel, has_small: bool = False, only: Collection[str] | None = None) -> Packing:
+def pack_weights(model: PreTrainedModel, has_small: bool = False, only: Collection[str] | None = None) -> None:
     """Pack the layers of `model` that can be packed; a later call may add small layers.
 
     Args:
@@ -98,12 +92,12 @@ def pack_weights(model: PreTrainedModel, has_small: bool = False, only: Collecti
     known = _packings.get(model)
     if known is not None and has_small <= known.has_small:
         renew(model)
-        return known
+        return
     unpack_weights(model)
     packing = _packings[model] = Packing(has_small=has_small)
     if packing_unsupported_reason(model) is not None:
-        return packing
-    pool.release_artifact(model)  # which holds weights
+        return
+    pool.kept(model).artifacts.clear()  # which hold weights
     layers = linear_layers(model)
     if any(
         not is_packed(layer) and unsupported_reason(layer, is_shared) == HELD for layer, is_shared in layers.items()
@@ -119,11 +113,10 @@ def pack_weights(model: PreTrainedModel, has_small: bool = False, only: Collecti
             elif only is None and not has_small and is_small(unit):
                 packing.left["small, and not faster packed"] += len(unit.layers)
             elif unit.pack():
-                packing.add(unit)
+                packing.units.append(unit)
             else:
                 packing.left[HELD] += len(unit.layers)
     _give_back_memory()
-    return packing
 
 
 def is_small(unit: Unit) -> bool:

@@ -60,13 +60,6 @@ def has_artifact(model: PreTrainedModel | None) -> bool:
     return model in _kept and bool(_kept[model].artifacts)
 
 
-def release_artifact(model: PreTrainedModel) -> None:
-    """Release passes that were compiled ahead of time, and the weights that they read."""
-    with _lock:
-        if model in _kept:
-            _kept[model].artifacts.clear()
-
-
 def take(model: PreTrainedModel, make: "Callable[[], RaggedCache]") -> "RaggedCache":
     """Take the model's idle cache, or make a new one."""
     entry = kept(model)

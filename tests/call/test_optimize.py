@@ -29,8 +29,8 @@ def started(monkeypatch):
 @pytest.mark.parametrize(
     ("optimize", "device", "expected"),
     [
-        ("auto", CPU, Execution(packs="auto", compile="auto")),
-        (True, CPU, Execution(packs="auto", compile=True)),
+        ("auto", CPU, Execution(packs=True, compile="auto")),
+        (True, CPU, Execution(packs=True, compile=True)),
         ("auto", CUDA, EAGER),
         (True, CUDA, Execution(compile=True, captures=True)),
         *((value, device, EAGER) for value in (False, None) for device in (CPU, CUDA)),

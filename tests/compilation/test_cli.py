@@ -60,7 +60,7 @@ def test_for_a_head_the_target_gives_states(saved, emulated, tmp_path, monkeypat
     made = json.loads(run([saved[0], str(tmp_path / "head")], "--json"))
     recorded = layers_read(target.config.num_hidden_layers)
     loaded = load_head(tmp_path / "head")
-    run_as(monkeypatch, packs="auto", compile=True)
+    run_as(monkeypatch, packs=True, compile=True)
     hs.attach(target, loaded)
     expected = [list(map(str, artifacts.files_of(*one).modules)) for one in ((target, recorded), (loaded, ()))]
     assert [one["files"] for one in made] == expected
@@ -75,7 +75,7 @@ def test_with_packed_weights(saved, emulated, monkeypatch):
     """Those that `attach` packs."""
     assert "made in 0 s, 15 linear layers" in run(saved)
     assert emulated.num_made == 1
-    run_as(monkeypatch, packs="auto", compile=True)
+    run_as(monkeypatch, packs=True, compile=True)
     model = hs.attach(tiny.llama(), tiny.noisy_copy(tiny.llama()))
     call = tiny.prompts(1) | {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
     assert model.generate(**call).tolist() == tiny.llama().generate(**call).tolist()

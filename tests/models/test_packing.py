@@ -216,8 +216,8 @@ def test_a_model_that_wraps_layers_in_functions_of_its_own():
 
 def test_eager_passes_take_small_layers_plain(model, monkeypatch):
     """They gain less than the layer's own Python costs."""
+    run_as(monkeypatch, packs=True)
     monkeypatch.setattr(packing, "LEAST_BYTES", 4 * model.lm_head.weight.numel())
-    run_as(monkeypatch, packs="auto")
     hs.attach(model, draft_model="suffix")
     assert num_packed(model) == 7 and is_packed(model.lm_head)
     assert "8 stay plain, small, and not faster packed" in packing.describe(model)
