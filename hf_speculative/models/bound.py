@@ -77,23 +77,17 @@ class PassOfPieces:
     """Run the pieces of a pass in order, with the interface of a `BoundPass`.
 
     Args:
-        before, layers, after: see `pieces.Pieces`.
+        pieces: bound, see `pieces_of`.
         uses: the shared tensors that each layer takes.
         recorded: the layers whose states a pass returns.
     """
 
-    def __init__(
-        self,
-        before: BoundPass,
-        layers: Sequence[BoundPass],
-        after: BoundPass,
-        uses: Sequence[tuple[int, ...]],
-        recorded: tuple[int, ...],
-    ):
-        self.before, self.layers, self.after, self.uses = before, layers, after, uses
+    def __init__(self, pieces: list[BoundPass], uses: Sequence[tuple[int, ...]], recorded: tuple[int, ...]):
+        self.pieces, self.uses = pieces, uses
+        self.before, *self.layers, self.after = pieces
         self.kept_at: dict[int, list[int]] = {}
         for place, layer in enumerate(recorded):
-            self.kept_at.setdefault(layer % (len(layers) + 1), []).append(place)
+            self.kept_at.setdefault(layer % (len(self.layers) + 1), []).append(place)
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor] | None:
         """Run the pass. If it ends midway, the next pass overwrites the keys and values that it wrote."""
@@ -115,10 +109,6 @@ class PassOfPieces:
                 return None
             (states,) = found
         return self.after([states, columns])
-
-    @property
-    def pieces(self) -> list[BoundPass]:
-        return [self.before, *self.layers, self.after]
 
     def is_current(self) -> bool:
         """Whether the packed weights of all pieces are still those of the model."""

@@ -5,20 +5,14 @@ replays recorded operations on the CPU.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-
-class Capture(Protocol):
-    """Make a replay of a function of tensors.
-
-    A replay takes inputs of the same shapes, and returns tensors that the next replay overwrites. All else that the function
-    reads or writes has to stay at its address: weights, keys and values.
-    """
-
-    def __call__(self, function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Callable[..., Any]: ...
+#: Make a replay of a function of tensors. A replay takes inputs of the same shapes, and returns tensors that the next replay
+#: overwrites. All else that the function reads or writes has to stay at its address: weights, keys and values.
+Capture = Callable[[Callable[..., Any], tuple[Tensor, ...]], Callable[..., Any]]
 
 
 class CudaGraphs:

@@ -264,7 +264,7 @@ class TestWhatCannotBeCompiled:
         *_, path = artifacts.make(target)
         path.write_text("damaged")
         assert artifacts.find(target) is None and "cannot be read, and are removed (KeyError" in caplog.text
-        assert execution.has_compiled_passes(target, waits=True) and emulated.num_made == 2
+        assert execution.has_compiled_passes(target, compile=True) and emulated.num_made == 2
 
     @pytest.mark.parametrize(
         "change, reason",
@@ -283,7 +283,7 @@ class TestWhatCannotBeCompiled:
 
     def test_a_pass_that_computes_something_else_is_refused(self, target):
         module = traced.Pass(target)
-        good = lambda inputs: module(*inputs[:9], [], inputs[9:11], inputs[11:])  # noqa: E731
+        good = lambda inputs: module(*inputs)  # noqa: E731
         with torch.no_grad():
             exported.check(good, module)
             for wrong in (
@@ -301,7 +301,7 @@ class TestWhatCannotBeCompiled:
         module = traced.Pass(tiny.llama(vocab_size=1000).to(dtype))
 
         def run(inputs):
-            logits, _ = module(*inputs[:9], [], inputs[9:11], inputs[11:])
+            logits, _ = module(*inputs)
             logits[-1, -1, -1] += wrong * logits.std()
             return [logits, logits.argmax(-1)]
 
@@ -311,7 +311,7 @@ class TestWhatCannotBeCompiled:
     def test_half_precision_may_round_otherwise(self, target):
         """A few of many logits may be far off, of which the 22 layers of a 1.1B model are an example; no vector may."""
         module = traced.Pass(copy.deepcopy(target).bfloat16())
-        good = lambda inputs: module(*inputs[:9], [], inputs[9:11], inputs[11:])  # noqa: E731
+        good = lambda inputs: module(*inputs)  # noqa: E731
 
         def with_noise(size, num_wrong):
             def run(inputs):
@@ -370,8 +370,8 @@ class TestPieces:
             layer.__class__ = Counts
         assert_equals_plain(target, tiny.noisy_copy(target), True)
         files = artifacts.files_of(target)
-        assert files.pieces is None and files.are_there and emulated.runs
-        assert "computed otherwise than by the model" in artifacts.whole_of(files.paths[0]).read_text()
+        assert len(files.parts) == 1 and files.are_there and emulated.runs
+        assert "computed otherwise than by the model" in files.paths[0].with_suffix(artifacts.WHOLE).read_text()
 
     @pytest.mark.parametrize("change", ["between layers", "twice"])
     def test_models_that_do_more_are_one_file(self, change, target, emulated):
@@ -390,7 +390,7 @@ class TestPieces:
             target.model.__class__ = type("Model", (type(target.model),), {"forward": _adding(forward)})
         with pytest.raises(pieces.CannotCut):
             pieces.pieces_of(traced.Pass(target))
-        assert artifacts.files_of(target).pieces is None
+        assert len(artifacts.files_of(target).parts) == 1
 
 
 def _adding(forward):

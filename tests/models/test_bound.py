@@ -155,7 +155,7 @@ def test_a_shared_head_that_is_written_to_between_two_passes(emulated):
     attached(model)
     generate(model)
     one_pass = pool.kept(model).artifacts[()]
-    inputs = exported.flat(*traced.Pass(model).sample(2, 3, 9))
+    inputs = list(traced.Pass(model).sample(2, 3, 9))
     with torch.no_grad():
         assert one_pass(inputs) is not None
         model.model.embed_tokens.weight.mul_(2)
@@ -269,22 +269,26 @@ class TestTheName:
         path = artifacts.files_of(model).paths[-1]
         model.lm_head.weight.sum()
         with pytest.raises(exported.Differs, match="other layers of the model are packed"):
-            exported.load(exported.CompiledPackage(path), artifacts.files_of(model).pieces.after)
+            exported.load(exported.CompiledPackage(path), artifacts.files_of(model).parts[-1])
 
 
-def test_auto_packs_more_layers_for_compiled_passes(model, emulated, monkeypatch):
+def test_compiled_passes_pack_more_layers(model, emulated, monkeypatch):
     """Small ones too, which in eager passes, as the first call here runs, gain less than their Python costs."""
-    monkeypatch.setattr(packing, "LEAST_BYTES", 4 * model.lm_head.weight.numel())
-    run_as(monkeypatch, packs="auto")
+
+    def run(**execution):
+        run_as(monkeypatch, packs=True, **execution)
+        monkeypatch.setattr(packing, "LEAST_BYTES", 4 * model.lm_head.weight.numel())
+
+    run()
     attached(model)
     eager = generate(model)
     assert len(packed_of(model)) == 7 and not emulated.runs
-    run_as(monkeypatch, packs="auto", compile=True)
+    run(compile=True)
     assert generate(model) == eager
     assert len(packed_of(model)) == 15 and emulated.num_made == 1 and emulated.runs
-    run_as(monkeypatch, packs="auto")
+    run()
     assert generate(model) == eager and len(packed_of(model)) == 15, "nothing is packed anew from call to call"
-    run_as(monkeypatch, packs="auto", compile=True)
+    run(compile=True)
     again = attached(tiny.llama())
     assert len(packed_of(again)) == 15
     generate(again)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-from itertools import chain, islice
+from itertools import chain
 
 from torch import Tensor
 from torch.func import functional_call
 
 from hf_speculative.models import artifacts, execution, exported, pool
 from hf_speculative.models.exported import check
-from hf_speculative.models.packed_layers import layout_of, packed_of
+from hf_speculative.models.packed_layers import for_compiler, layout_of, packed_of
 from hf_speculative.models.pieces import Before
 from hf_speculative.models.traced import HeadPass, TracedPass
 
@@ -55,13 +55,8 @@ class Function:
         if begins_a_pass(self.module):
             self.compiler.runs.append(tuple(inputs[0].shape))
         self.compiler.runs_of_heads += isinstance(self.module, HeadPass)
-        if not isinstance(self.module, TracedPass):
-            found = functional_call(self.module, self.given, tuple(inputs))
-            return [found] if isinstance(found, Tensor) else list(found)
-        *tensors, given, keys, values = self.module.sample(1, 1, 1)
-        left = iter(inputs)
-        lists = [list(islice(left, len(like))) for like in (tensors, given, keys, values)]
-        return list(functional_call(self.module, self.given, (*lists[0], *lists[1:])))
+        found = functional_call(self.module, self.given, tuple(inputs))
+        return [found] if isinstance(found, Tensor) else list(found)
 
 
 class Emulated:
@@ -80,7 +75,7 @@ class Emulated:
         self.num_files += 1
         self.num_made += begins_a_pass(module)
         path.write_text(str(self.num_files))
-        self.modules[str(self.num_files)] = copy.deepcopy(module.for_compiler()), layout_of(packed_of(module))
+        self.modules[str(self.num_files)] = copy.deepcopy(for_compiler(module)), layout_of(packed_of(module))
 
     def check(self, compiled, module):
         """The trial of what was made; its passes are not counted."""
