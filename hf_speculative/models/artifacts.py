@@ -11,9 +11,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -117,21 +117,14 @@ class Files:
     def are_there(self) -> bool:
         return all(path.exists() for path in self.paths)
 
-    def load(self, places: Mapping[Path, Path] | None = None) -> BoundPass | PassOfPieces:
-        """Load the pass on the model's own weights.
-
-        Args:
-            places: temporary paths of files that were not moved yet.
-        """
+    def load(self) -> BoundPass | PassOfPieces:
+        """Load the pass on the model's own weights."""
         with ExitStack() as stack:
-            packages = {
-                path: stack.enter_context(closing(exported.CompiledPackage((places or {}).get(path, path))))
-                for path in {*self.paths}
-            }
+            packages = {path: stack.enter_context(closing(exported.CompiledPackage(path))) for path in {*self.paths}}
             bound = [exported.load(packages[path], part) for path, part in zip(self.paths, self.parts, strict=True)]
         if len(bound) == 1:
             return bound[0]
-        return PassOfPieces(bound, [layer.uses for layer in self.parts[1:-1]], self.whole.recorded)
+        return PassOfPieces(bound, self.whole.recorded)
 
 
 def files_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Files:
@@ -233,7 +226,8 @@ def _make(files: Files) -> None:
         ):
             exported.compile_to(begun[path], module)
         if missing:
-            exported.check(files.load(begun), files.whole)
+            not_moved = replace(files, paths=[begun.get(path, path) for path in files.paths])
+            exported.check(not_moved.load(), files.whole)
         for path, made in begun.items():
             made.replace(path)
 
@@ -295,6 +289,5 @@ def _has_no_power_to_spare() -> bool:
 def _pass(model: PreTrainedModel, recorded: tuple[int, ...]) -> TracedPass:
     if recorded:
         install_capturing_hooks(model)  # before a copy shares its layers
-        return Pass(with_folded_attention(model), recorded)
-    kind = HeadPass if is_head(model) else Pass
-    return kind(with_folded_attention(model))
+    folded = with_folded_attention(model)
+    return HeadPass(folded) if is_head(model) else Pass(folded, recorded)

@@ -6,7 +6,8 @@ all weights, and is not run again: the call goes on eagerly, and the next call b
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -38,11 +39,10 @@ class BoundPass:
         self.compiled, self.packed = compiled, list(packed.values())
         self.copies = [parameters for parameters in self.packed if parameters.stamp is not None]
         self.lock, self.is_over = threading.Lock(), False
-        weights = dict(plain)
-        for name, parameters in packed.items():
-            if (weight := parameters.read_by(self)) is None:
-                raise Moved(f"{name}, which was packed, became plain")
-            weights[name] = weight
+        read = {name: parameters.read_by(self) for name, parameters in packed.items()}
+        if moved := [name for name, weight in read.items() if weight is None]:
+            raise Moved(f"{moved[0]}, which was packed, became plain")
+        weights = dict(plain) | cast("dict[str, Tensor]", read)
         self.places = [id(weights[name]) for name in packed]
         with self.lock, torch.inference_mode(False):
             # torch keeps the very tensors it is given here for good: it is given some of our own, which are emptied in the end.
@@ -78,12 +78,11 @@ class PassOfPieces:
 
     Args:
         pieces: bound, see `pieces_of`.
-        uses: the shared tensors that each layer takes.
         recorded: the layers whose states a pass returns.
     """
 
-    def __init__(self, pieces: list[BoundPass], uses: Sequence[tuple[int, ...]], recorded: tuple[int, ...]):
-        self.pieces, self.uses = pieces, uses
+    def __init__(self, pieces: list[BoundPass], recorded: tuple[int, ...]):
+        self.pieces = pieces
         self.before, *self.layers, self.after = pieces
         self.kept_at: dict[int, list[int]] = {}
         for place, layer in enumerate(recorded):
@@ -98,13 +97,12 @@ class PassOfPieces:
         states, places, *shared = found
         slots, columns, record = inputs[4], inputs[NUM_PLACES], inputs[NUM_PLACES + 1]
         caches = inputs[len(inputs) - 2 * num_layers :]
-        given = {uses: [shared[index] for index in uses] for uses in set(self.uses)}
-        for index, (layer, uses) in enumerate(zip(self.layers, self.uses, strict=True)):
+        for index, layer in enumerate(self.layers):
             for place in self.kept_at.get(index, ()):
                 size = states.shape[2]
                 rows, slots_of_rows = in_rows(places, places.device)
                 record[rows, slots_of_rows, place * size : (place + 1) * size] = states
-            found = layer([states, places, slots, *given[uses], caches[index], caches[num_layers + index]])
+            found = layer([states, places, slots, *shared, caches[index], caches[num_layers + index]])
             if found is None:
                 return None
             (states,) = found

@@ -29,7 +29,7 @@ NOT_OF_PASSES = {
 #: fields of the config that change nothing of a layer
 NOT_OF_LAYERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
 #: attributes that change nothing of a module
-NOT_OF_MODULES = ("name_or_path", "layer_idx", "num_layers", "call", "uses", "samples", "recorded")
+NOT_OF_MODULES = ("name_or_path", "layer_idx", "num_layers", "call", "samples", "recorded")
 #: modules whose source decides what is compiled
 OWN_SOURCES = [
     "exported",

@@ -135,10 +135,7 @@ def compiled_pass(
     if not compile or eager_reason(model) is not None or artifacts.unsupported_reason(model) is not None:
         return None
     packing.renew(model)
-    if packing.is_partial(model):  # each subset of packed layers would need a file of its own
-        packing.keep_plain(
-            model, "in compiled passes, since other code refers to some of their weights, or often reads them"
-        )
+    packing.unpack_partial(model)
     kept = pool.kept(model).artifacts
     run = kept.get(recorded)
     if run is None or not run.is_current():

@@ -138,8 +138,9 @@ def packed_weight(modules: Sequence[nn.Module]) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), COLUMNS)
 
 
-def pack(modules: Sequence[nn.Module], packed: Tensor, is_shared: bool) -> bool:
-    """Replace the plain weights of layers by `packed_weight`, or keep both if `is_shared`; returns whether it succeeded."""
+def pack(modules: Sequence[nn.Module], is_shared: bool) -> bool:
+    """Replace the plain weights of layers by their `packed_weight`, or keep both if `is_shared`. False if it could not."""
+    packed = packed_weight(modules)
     for module in modules:
         if not isinstance(module._parameters, PackedParameters):
             module._parameters = PackedParameters(module._parameters)

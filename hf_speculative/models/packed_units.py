@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .fused_linears import families
-from .packed_layers import is_linear, is_packed, pack, packed_weight, unsupported_reason
+from .packed_layers import is_linear, is_packed, pack, unsupported_reason
 from .packed_parameters import parameters_of, weight_of
 
 
@@ -29,9 +29,7 @@ class Unit:
 
     def pack(self) -> bool:
         """Pack it; returns whether it is packed now."""
-        if all(map(is_packed, self.layers)):
-            return True
-        return pack(self.layers, packed_weight(self.layers), self.is_shared)
+        return all(map(is_packed, self.layers)) or pack(self.layers, self.is_shared)
 
     @property
     def num_bytes(self) -> int:

@@ -25,6 +25,8 @@ from .sharding import group_of, is_sharded
 
 #: bytes of a float32 weight below which packing gains less than a packed layer's own Python takes, 5 microseconds
 LEAST_BYTES = 2**19
+#: why all layers stay plain in compiled passes, for which each subset of packed ones would need a file of its own
+PARTIAL = "in compiled passes, since other code refers to some of their weights, or often reads them"
 
 
 @dataclass
@@ -155,16 +157,12 @@ def unpack_weights(model: PreTrainedModel | None) -> None:
         _give_back_memory()
 
 
-def keep_plain(model: PreTrainedModel, reason: str) -> None:
-    """Unpack, and stay unpacked until the next `attach`."""
-    num_layers = len(_packings[model].layers)
-    unpack_weights(model)
-    _packings[model] = Packing(left=Counter({reason: num_layers}))
-
-
-def is_partial(model: PreTrainedModel) -> bool:
-    """Whether some layers that were packed are plain now."""
-    return model in _packings and not all(map(is_packed, _packings[model].layers))
+def unpack_partial(model: PreTrainedModel) -> None:
+    """If some layers that were packed are plain now, unpack the others as well, until the next `attach`."""
+    packing = _packings.get(model)
+    if packing is not None and not all(map(is_packed, packing.layers)):
+        unpack_weights(model)
+        _packings[model] = Packing(left=Counter({PARTIAL: len(packing.layers)}))
 
 
 def are_packed(model: PreTrainedModel | None) -> bool:

@@ -7,7 +7,6 @@ calls its layers is recorded from a run on stand-ins, see `pieces_of`.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from typing import Any
 
 import torch
@@ -148,22 +147,14 @@ class Layer(nn.Module):
     """A decoder layer, as the model calls it.
 
     Args:
-        call: arguments and named arguments, as in `Watch.calls`; `Shared` counts what this layer is given.
-        uses: the indices of that among the shared tensors of `Before`.
+        call: arguments and named arguments, as in `Watch.calls`.
         num_layers: of the model: where layers of a cache may be looked for.
         samples: what `forward` takes, in passes of the two `SAMPLES`.
     """
 
-    def __init__(
-        self,
-        layer: nn.Module,
-        call: Any,
-        uses: tuple[int, ...],
-        num_layers: int,
-        samples: Sequence[tuple[Tensor, ...]],
-    ):
+    def __init__(self, layer: nn.Module, call: Any, num_layers: int, samples: Sequence[tuple[Tensor, ...]]):
         super().__init__()
-        self.layer, self.call, self.uses, self.num_layers, self.samples = layer, call, uses, num_layers, samples
+        self.layer, self.call, self.num_layers, self.samples = layer, call, num_layers, samples
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """
@@ -238,18 +229,14 @@ def pieces_of(whole: Pass) -> list[nn.Module]:
     except CannotCut:
         watch.is_tuple = True
         given = _given(before)
-    pieces: list[nn.Module] = [before]
-    for layer, call in zip(layers, watch.calls, strict=True):
-        uses: list[int] = []
-        own = _each(call, partial(_renumbered, uses=uses))
-        samples = [
-            (states, slots, fed[4], *(shared[index] for index in uses), *keys_and_values)
-            for (states, slots, *shared), fed, keys_and_values in zip(given, places, caches, strict=True)
-        ]
-        pieces.append(Layer(layer, own, tuple(uses), len(layers), samples))
+    samples = [
+        (states, slots, fed[4], *shared, *keys_and_values)
+        for (states, slots, *shared), fed, keys_and_values in zip(given, places, caches, strict=True)
+    ]
+    own = [Layer(layer, call, len(layers), samples) for layer, call in zip(layers, watch.calls, strict=True)]
     columns = (torch.arange(num_kept) for *_, num_kept in SAMPLES)
     after = [(states, kept) for (states, *_), kept in zip(given, columns, strict=True)]
-    return [*pieces, After(hollow, watch, after)]
+    return [before, *own, After(hollow, watch, after)]
 
 
 def _hollow(layer: nn.Module) -> nn.Module:
@@ -267,18 +254,6 @@ def _given(before: Before) -> list[tuple[Tensor, ...]]:
         raise
     except Exception as error:  # a model that does something with what its layers give
         raise CannotCut(f"it does not run on stand-ins for its layers ({type(error).__name__}: {error})") from error
-
-
-def _renumbered(value: Any, uses: list[int]) -> Any:
-    if not isinstance(value, Shared):
-        return value
-
-    def number(index: int) -> int:
-        if index not in uses:
-            uses.append(index)
-        return uses.index(index)
-
-    return Shared(number(value.index), tuple((kind, number(index)) for kind, index in value.folded))
 
 
 def _each(value: Any, function: Callable[[Any], Any]) -> Any:

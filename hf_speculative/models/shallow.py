@@ -58,12 +58,10 @@ def install_capturing_hooks(model: PreTrainedModel) -> None:
     Each part once: transformers installs them on the part that is asked, and from above a second time on all parts.
     """
     for part in model.modules():
-        if isinstance(part, PreTrainedModel) and not any(map(_has_capturing_hooks, part.modules())):
+        if isinstance(part, PreTrainedModel) and not any(
+            vars(module).get("_output_capturing_hooks_installed", False) for module in part.modules()
+        ):
             output_capturing.maybe_install_capturing_hooks(part)
-
-
-def _has_capturing_hooks(module: nn.Module) -> bool:
-    return vars(module).get("_output_capturing_hooks_installed", False)
 
 
 def exchanged(model: Kind, modules: Mapping[str, nn.Module]) -> Kind:

@@ -221,15 +221,13 @@ class AheadModel(StaticModel):
         return self.all_slots or end
 
     def _one_pass(self, inputs: tuple[Tensor, ...], num_last: int) -> Callable[..., Tensor]:
-        caches, keep = self._caches(inputs), {"logits_to_keep": 1} if self._keeps_last(num_last) else {}
+        caches, eager = self._caches(inputs), super()._one_pass(inputs, num_last)
 
         def one_pass(*tensors: Tensor) -> Tensor:
             width, slots = tensors[0].shape[1], tensors[4]
             columns = slots[max(0, width - num_last) : width]
             found = self.one_pass([*(t.contiguous() for t in tensors), columns, *caches])
-            if found is None:
-                return logits_of_pass(self.run, self.cache, self.layers, self.dtype, keep, *tensors)
-            return found[0]
+            return eager(*tensors) if found is None else found[0]
 
         return one_pass
 

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Cache, CacheLayerMixin, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from ..types import Tree
 from .masks import AttentionLayers, Nodes, no_nodes, nodes_of
 from .places import fed_places
+from .ragged_cache import RaggedLayer
 from .states import asked_for, joined
 
 #: the most columns of a pass; longer prompts run eagerly, where Python is a small part of the time
@@ -26,43 +27,30 @@ SAMPLES = (3, 5, 300, 3, 4), (2, 7, 333, 4, 6)
 COLUMNS = tuple(columns for _, columns, *_ in SAMPLES)
 
 
-class TracedLayer(CacheLayerMixin):
+class TracedLayer(RaggedLayer):
     """One layer's keys and values `(batch, heads, capacity, dim)`, in a pass that is traced.
 
     Written by `index_put_`, which the compiler does in place; a `scatter_` would copy the whole cache.
     """
 
-    is_sliding = False
-
     def __init__(self, cache: "TracedCache", keys: Tensor, values: Tensor):
-        super().__init__()
-        self.cache, self.keys, self.values, self.is_initialized = cache, keys, values, True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        raise NotImplementedError
+        super().__init__(cache)  # type: ignore[arg-type]
+        self.keys, self.values, self.is_initialized = keys, values, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         cache = self.cache
-        batch, heads = self.keys.shape[:2]
-        rows = torch.arange(batch, device=self.keys.device)[:, None, None]
-        index = (rows, torch.arange(heads, device=self.keys.device)[None, :, None], cache.slots[:, None])
+        batch, heads = key_states.shape[:2]
+        rows = torch.arange(batch, device=key_states.device)[:, None, None]
+        index = (rows, torch.arange(heads, device=key_states.device)[None, :, None], cache.slots[:, None])
         for part, states in ((self.keys, key_states), (self.values, value_states)):
             part.index_put_(index, states)
-        return self.keys[:, :, : cache.end], self.values[:, :, : cache.end]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.cache.end, 0
-
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_max_length(self) -> int:
-        return -1
+        return self.keys[:, :, : cache.end], self.values[:, :, : cache.end]  # type: ignore[index]
 
 
 class TracedCache(Cache):
     """A `RaggedCache` for `ragged_pass` and masks, over keys and values that are inputs of the pass."""
 
+    start = 0
     end: int
     slots: Tensor
 
@@ -260,11 +248,9 @@ class HeadPass(TracedPass):
 
     def fed(self, num_rows: int, num_columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         num_known = num_columns // 2 if num_rows % 2 else num_columns
+        sizes = (num_known, self.model.fc.in_features), (num_columns - num_known, self.model.fc.out_features)
         fed: list[Tensor] = []
-        for width, size in (
-            (num_known, self.model.fc.in_features),
-            (num_columns - num_known, self.model.fc.out_features),
-        ):
+        for width, size in sizes:
             fed.append(torch.randint(NUM_SAMPLED, (num_rows, width), generator=generator))
             fed.append(torch.randn(num_rows, width, size, generator=generator).to(self.model.dtype))
         return tuple(fed)
