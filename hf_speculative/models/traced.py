@@ -41,10 +41,10 @@ class TracedLayer(RaggedLayer):
         cache = self.cache
         batch, heads = key_states.shape[:2]
         rows = torch.arange(batch, device=key_states.device)[:, None, None]
-        index = (rows, torch.arange(heads, device=key_states.device)[None, :, None], cache.slots[:, None])
+        index = (rows, torch.arange(heads, device=key_states.device)[None, :, None], cache.slots[:, None])  # type: ignore[index]
         for part, states in ((self.keys, key_states), (self.values, value_states)):
             part.index_put_(index, states)
-        return self.keys[:, :, : cache.end], self.values[:, :, : cache.end]  # type: ignore[index]
+        return self.keys[:, :, : cache.end], self.values[:, :, : cache.end]
 
 
 class TracedCache(Cache):

@@ -4,6 +4,7 @@ import copy
 import gc
 import weakref
 import zipfile
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -26,7 +27,7 @@ from hf_speculative.models import (
 )
 from tests.architectures.check import build
 from tests.architectures.inputs import prompts
-from tests.support import tiny
+from tests.support import heads, tiny
 from tests.support.cases import slow_but
 from tests.support.plain import same_as_plain, takes_lanes
 
@@ -138,6 +139,17 @@ def test_prompts_with_images(emulated):
         assert target.generate(**call, draft_model=None).tolist() == expected and bool(emulated.runs) == is_compiled
 
 
+def with_states(*recorded):
+    """A pass that gives these hidden states."""
+    model = tiny.llama()
+    artifacts.install_capturing_hooks(model)
+    return traced.Pass(model, recorded)
+
+
+def head_pass(name):
+    return traced.HeadPass(heads.made(name)[1])
+
+
 def _transpose_in_memory(layer):
     layer.weight = torch.nn.Parameter(layer.weight.detach().t().contiguous().t())
 
@@ -173,22 +185,16 @@ class TestTheName:
 
 
 class TestAuto:
-    @pytest.fixture
-    def started(self, emulated, monkeypatch):
-        commands = []
-        monkeypatch.setattr(artifacts.subprocess, "Popen", lambda command, **kwargs: commands.append(command))
-        return commands
-
-    def test_runs_eagerly_and_moves_over(self, target, draft, emulated, started):
+    def test_runs_eagerly_and_moves_over(self, target, draft, emulated):
         for _ in range(2):
             assert_equals_plain(target, draft, "auto")
-        assert len(started) == 1 and not emulated.runs, "asked for once, for both models"
+        assert len(emulated.started) == 1 and not emulated.runs, "asked for once, for both models"
         artifacts.make(target)
         assert_equals_plain(target, draft, "auto")
         assert emulated.runs
 
     @pytest.mark.measures
-    def test_costs_timed_eagerly_are_not_those_of_compiled_passes(self, target, draft, emulated, started):
+    def test_costs_timed_eagerly_are_not_those_of_compiled_passes(self, target, draft, emulated):
         def kinds():
             return [kind for pairs in learned._costs[target].values() for kind in pairs]
 
@@ -205,17 +211,17 @@ class TestAuto:
         hs.generate(target, **call | as_keywords({"optimize": False}))
         assert len(kinds()) == 3
 
-    def test_makes_nothing_where_it_would_not_pay(self, target, draft, started, monkeypatch):
+    def test_makes_nothing_where_it_would_not_pay(self, target, draft, emulated, monkeypatch):
         monkeypatch.setattr(artifacts, "pays", lambda model: False)
         assert_equals_plain(target, draft, "auto")
-        assert not started
+        assert not emulated.started
 
-    def test_is_eager_with_drafts_that_need_it(self, target, started):
+    def test_is_eager_with_drafts_that_need_it(self, target, emulated):
         call = tiny.prompts(1) | SETTINGS
         found = hs.generate(
             target, **call, assistant_early_exit=1, speculative_config=hs.SpeculativeConfig(optimize="auto")
         )
-        assert found.tolist() == target.generate(**call).tolist() and not started
+        assert found.tolist() == target.generate(**call).tolist() and not emulated.started
 
     def test_pays_where_layers_are_small(self, target):
         assert artifacts.pays(target)
@@ -283,17 +289,34 @@ class TestWhatCannotBeCompiled:
 
     def test_a_pass_that_computes_something_else_is_refused(self, target):
         module = traced.Pass(target)
-        good = lambda inputs: module(*inputs)  # noqa: E731
+
+        def loud(inputs):
+            return [1.01 * module(*inputs)[0], module(*inputs)[1]]
+
+        def forgetful(inputs):
+            return module(*inputs[:9], *(tensor.clone() for tensor in inputs[9:]))
+
+        def unlikely(inputs):
+            return [module(*inputs)[0], module(*inputs)[0].argmin(-1)]
+
         with torch.no_grad():
-            exported.check(good, module)
-            for wrong in (
-                lambda inputs: [1.01 * good(inputs)[0], good(inputs)[1]],
-                lambda inputs: good([*inputs[:9], *(t.clone() for t in inputs[9:])]),
-            ):
+            exported.check(lambda inputs: module(*inputs), module)
+            for wrong in (loud, forgetful):
                 with pytest.raises(exported.Differs, match="1 rows of 1 columns"):
                     exported.check(wrong, module)
             with pytest.raises(exported.Differs, match="tokens are not those of the largest logits"):
-                exported.check(lambda inputs: [good(inputs)[0], good(inputs)[0].argmin(-1)], module)
+                exported.check(unlikely, module)
+
+    def test_states_are_held_to_the_models(self, target):
+        module = with_states(1)
+
+        def run(inputs):
+            outputs = module(*inputs)
+            inputs[9].mul_(1.01)
+            return outputs
+
+        with torch.no_grad(), pytest.raises(exported.Differs):
+            exported.check(run, module)
 
     @pytest.mark.parametrize(("dtype", "wrong"), [(torch.float32, 0.01), (torch.bfloat16, 1.5)])
     def test_one_number_that_is_wrong_is_enough(self, dtype, wrong):
@@ -311,11 +334,10 @@ class TestWhatCannotBeCompiled:
     def test_half_precision_may_round_otherwise(self, target):
         """A few of many logits may be far off, of which the 22 layers of a 1.1B model are an example; no vector may."""
         module = traced.Pass(copy.deepcopy(target).bfloat16())
-        good = lambda inputs: module(*inputs)  # noqa: E731
 
         def with_noise(size, num_wrong):
             def run(inputs):
-                logits, _ = good(inputs)
+                logits, _ = module(*inputs)
                 noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
                 noise.flatten(0, 1)[num_wrong:] = 0
                 logits = logits + (size * logits.std() * noise).to(logits.dtype)
@@ -329,19 +351,33 @@ class TestWhatCannotBeCompiled:
                 exported.check(with_noise(0.5, num_wrong=1), module)
 
 
-@pytest.mark.parametrize("kind", slow_but(["llama", "gemma3_text"], "llama"))
-def test_what_is_exported_serves_all_sizes(kind):
+HEADS = ("llama", "reduced vocabulary", "sliding windows", "eagle 3.1", "parallel")
+EXPORTED = {
+    "llama": lambda: traced.Pass(tiny.llama()),
+    "gemma3_text": lambda: traced.Pass(tiny.build("gemma3_text")),
+    "states": lambda: with_states(0, 2, -1),
+    "states of a layer": lambda: with_states(1),
+    **{f"head, {name}": partial(head_pass, name) for name in HEADS},
+}
+
+
+@pytest.mark.parametrize("name", slow_but(EXPORTED, "llama", "states", "states of a layer", "head, eagle 3.1"))
+def test_what_is_exported_serves_all_sizes(name):
     """The graph alone, without a compiler."""
-    module = traced.Pass(tiny.build(kind))
+    module = EXPORTED[name]()
     program = exported.export(module)
-    sizes = [str(bound.upper) for bound in program.range_constraints.values()]
-    assert sizes.count(str(traced.MAX_COLUMNS)) == 1 and len(sizes) == 6, (
-        "rows, columns, slots, nodes, capacity, logits"
-    )
+    if isinstance(module, traced.Pass):
+        sizes = [str(bound.upper) for bound in program.range_constraints.values()]
+        assert sizes.count(str(traced.MAX_COLUMNS)) == 1, "columns"
+        assert len(sizes) == 6, "rows, columns, slots, nodes, capacity, logits"
     with torch.no_grad():
-        for num_rows, num_columns, seen, num_nodes in ((2, 4, 9, 3), (5, 2, 60, 2), (2, attention.WIDEST + 20, 0, 4)):
-            inputs, others = (module.sample(num_rows, num_columns, seen, num_nodes) for _ in range(2))
-            torch.testing.assert_close(program.module()(*inputs), module(*others), rtol=1e-4, atol=1e-4)
+        for sizes in ((2, 4, 9, 3), (5, 2, 60, 2), (2, attention.WIDEST + 20, 0, 4)):
+            inputs, others = (module.sample(*sizes) for _ in range(2))
+            found, expected = program.module()(*inputs), module(*others)
+            torch.testing.assert_close(tuple(found), expected, rtol=1e-4, atol=1e-4)
+            written = module.written(inputs)
+            torch.testing.assert_close(written, module.written(others), rtol=1e-4, atol=1e-4)
+            assert all(part[0].any(-1).all() for part in written[2 * module.num_layers :]), "states of each column"
 
 
 class TestPieces:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from itertools import chain
+from types import SimpleNamespace
 
 from torch import Tensor
 from torch.func import functional_call
@@ -65,10 +66,11 @@ class Emulated:
     Attributes:
         num_made: passes, of one file or of several.
         num_files: made.
+        started: commands of processes that would make more.
     """
 
     def __init__(self):
-        self.num_files, self.is_trying = 0, False
+        self.num_files, self.is_trying, self.started = 0, False, []
         self.num_made, self.runs, self.modules, self.runs_of_heads = 0, [], {}, 0
 
     def compile_to(self, path, module):
@@ -97,6 +99,8 @@ def install(folder, monkeypatch) -> Emulated:
     monkeypatch.setattr(exported, "compile_to", compiler.compile_to)
     monkeypatch.setattr(exported, "check", compiler.check)
     monkeypatch.setattr(exported, "CompiledPackage", compiler.open_package)
+    popen = SimpleNamespace(Popen=lambda command, **kwargs: compiler.started.append(command), DEVNULL=None)
+    monkeypatch.setattr(artifacts, "subprocess", popen)
     monkeypatch.setattr(artifacts, "_started", set())
     monkeypatch.setattr(artifacts, "_has_no_power_to_spare", lambda: False)
     monkeypatch.setattr(execution, "ENOUGH_SECONDS", 0.0)
