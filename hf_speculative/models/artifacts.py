@@ -221,9 +221,8 @@ def _make(files: Files) -> None:
     missing = {path: module for path, module in files.modules.items() if not path.exists()}
     with tempfile.TemporaryDirectory(dir=folder()) as place:
         begun = {path: Path(place) / path.name for path in missing}
-        for path, module in hf_logging.tqdm(
-            missing.items(), f"compiling {type(files.whole.model).__name__}", disable=not missing
-        ):
+        bar = hf_logging.tqdm(missing.items(), f"compiling {type(files.whole.model).__name__}", disable=not missing)
+        for path, module in bar:
             exported.compile_to(begun[path], module)
         if missing:
             not_moved = replace(files, paths=[begun.get(path, path) for path in files.paths])

@@ -37,7 +37,6 @@ class BoundPass:
 
     def __init__(self, compiled: CompiledFunction, plain: Mapping[str, Tensor], packed: Mapping[str, PackedParameters]):
         self.compiled, self.packed = compiled, list(packed.values())
-        self.copies = [parameters for parameters in self.packed if parameters.stamp is not None]
         self.lock, self.is_over = threading.Lock(), False
         read = {name: parameters.read_by(self) for name, parameters in packed.items()}
         if moved := [name for name, weight in read.items() if weight is None]:
@@ -56,7 +55,7 @@ class BoundPass:
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor] | None:
         """Run the pass; `None`, without running it, if a packed weight became plain."""
-        if not all(parameters.is_up_to_date() for parameters in self.copies):
+        if not all(parameters.is_up_to_date() for parameters in self.packed):
             return None
         with self.lock:
             return None if self.is_over else self.compiled.run(inputs)
@@ -118,6 +117,5 @@ def _empty(aliases: list[Tensor]) -> None:
     # Garbage may be collected while a model is loaded on "meta", or traced on fake tensors.
     with without_modes():
         for alias in aliases:
-            alias.data = (
-                torch.zeros(1, 1, device="cpu").to_mkldnn() if alias.is_mkldnn else torch.empty(0, device="cpu")
-            )
+            nothing = torch.zeros(1, 1, device="cpu")
+            alias.data = nothing.to_mkldnn() if alias.is_mkldnn else nothing[:0]

@@ -55,6 +55,7 @@ def compile_to(path: Path, module) -> None:
         Exception: torch cannot export or compile it.
     """
     from torch._inductor import aoti_compile_and_package
+    from torch.fx.experimental import proxy_tensor
 
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own deprecations
@@ -67,14 +68,8 @@ def compile_to(path: Path, module) -> None:
         try:
             aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
         finally:
-            _forget_tracing()
-
-
-def _forget_tracing() -> None:
-    """Release the last traced graph, which torch keeps until the next trace, and with it the model's weights."""
-    from torch.fx.experimental import proxy_tensor
-
-    getattr(proxy_tensor, "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", {}).clear()
+            # torch keeps the last traced graph until the next trace, and with it the model's weights.
+            getattr(proxy_tensor, "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", {}).clear()
 
 
 @torch.no_grad()

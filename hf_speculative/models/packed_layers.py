@@ -39,8 +39,8 @@ class Packed(nn.Module):
         if torch.compiler.is_compiling():
             return _uncompiled(self, input)
         parameters = self._parameters
-        held = getattr(parameters, "held", None)
-        if held is None or not _computes(cast(PackedParameters, parameters), input, held.packed):
+        held = getattr(parameters, "held", Held())
+        if held.packed is None or not _computes(cast(PackedParameters, parameters), input, held.packed):
             return super().forward(input)
         if (together := held.together) is None:
             return linear(input, held.packed, dict.get(parameters, "bias"))
@@ -188,7 +188,7 @@ def layout_of(packed: Mapping[str, PackedParameters]) -> list[list[str]]:
     lists: dict[tuple, dict[int, str]] = defaultdict(dict)
     for name, parameters in packed.items():
         parent, _, own = name.rpartition(".")
-        held = parameters.held or Held(torch.empty(0))  # it was restored meanwhile
+        held = parameters.held
         group = own if held.together is None else id(held.together)
         lists[(parent, group)][held.index] = name
     return sorted([names[index] for index in sorted(names)] for names in lists.values())

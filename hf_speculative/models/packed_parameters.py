@@ -53,12 +53,12 @@ class Held:
     """The packed weight of a layer: read in one step, since another thread may restore the plain one meanwhile.
 
     Attributes:
-        packed: the weight as `(out, in)`, in oneDNN's blocks, with the rows of all that are packed
-            `together`.
+        packed: the weight as `(out, in)`, in oneDNN's blocks, with the rows of all that are packed `together`; `None` while
+            the plain one is there.
         together: the layers that this one is packed with, if there are some; it is the one at `index`.
     """
 
-    packed: Tensor
+    packed: Tensor | None = None
     together: FusedLinears | None = None
     index: int = 0
 
@@ -67,7 +67,7 @@ class PackedParameters(dict):
     """`_parameters` of a layer with a packed weight: reading restores the plain one.
 
     Attributes:
-        held: `None` while the plain weight is there.
+        held: the packed weight.
         is_apart: it is packed alone, even if its name says that it reads a shared input.
         is_plain_transposed: the plain one is `(in, out)`.
         stamp: of a weight that an embedding has as well, and that stays where it is.
@@ -75,7 +75,7 @@ class PackedParameters(dict):
         readers: compiled passes that read the packed weight, and let go of it before the plain one is back.
     """
 
-    held: Held | None = None
+    held: Held = Held()
     is_apart: bool = False
     is_plain_transposed: bool = False
     stamp: Stamp | None = None
@@ -84,13 +84,11 @@ class PackedParameters(dict):
 
     @property
     def packed(self) -> Tensor | None:
-        held = self.held
-        return None if held is None else held.packed
+        return self.held.packed
 
     @property
     def together(self) -> FusedLinears | None:
-        held = self.held
-        return None if held is None else held.together
+        return self.held.together
 
     def peek(self) -> Tensor:
         """The weight as a tensor of the right shape, type and device: its numbers are not there while it is packed."""
@@ -125,7 +123,7 @@ class PackedParameters(dict):
                         member._write(part.clone(memory_format=torch.contiguous_format))
                         member.num_restored += 1
             for member in filter(None, members):
-                member.held = member.stamp = None
+                member.held, member.stamp = Held(), None
                 member.readers = cast("WeakSet[Reader]", ())
 
     def separate(self) -> None:
@@ -210,7 +208,7 @@ def hold(members: Sequence[PackedParameters], packed: Tensor, is_shared: bool) -
             one.held = Held(packed, together, index)
         if not is_shared and any(map(is_held, members)):
             for one in members:
-                one.held = None
+                one.held = Held()
             return False
         for one in () if is_shared else members:
             weight = one.peek()

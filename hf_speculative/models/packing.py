@@ -101,9 +101,8 @@ def pack_weights(model: PreTrainedModel, has_small: bool = False, only: Collecti
         return
     pool.kept(model).artifacts.clear()  # which hold weights
     layers = linear_layers(model)
-    if any(
-        not is_packed(layer) and unsupported_reason(layer, is_shared) == HELD for layer, is_shared in layers.items()
-    ):
+    plain = {layer: is_shared for layer, is_shared in layers.items() if not is_packed(layer)}
+    if any(unsupported_reason(layer, is_shared) == HELD for layer, is_shared in plain.items()):
         gc.collect()  # torch.export leaves reference cycles that hold a model's weights
     if only is not None:
         among = {model.get_submodule(name) for name in only}
@@ -129,7 +128,7 @@ def is_small(unit: Unit) -> bool:
 def renew(model: PreTrainedModel | None) -> None:
     """At the start of a call, pack restored layers of `model` again, unless other code refers to their weights."""
     packing = None if model is None else _packings.get(model)
-    if packing is None or model is None:
+    if packing is None:
         return
     num_renewed = 0
     packing.units = [unit for whole in packing.units for unit in parts_of(whole)]
@@ -138,11 +137,8 @@ def renew(model: PreTrainedModel | None) -> None:
             layer = unit.layers[0]
             if unit.is_shared and isinstance(layer._parameters, PackedParameters):
                 layer._parameters.check()
-            if (
-                not any(map(is_packed, unit.layers))
-                and all(map(is_linear, unit.layers))
-                and unit.unsupported_reason() is None
-            ):
+            are_plain = not any(map(is_packed, unit.layers)) and all(map(is_linear, unit.layers))
+            if are_plain and unit.unsupported_reason() is None:
                 num_renewed += unit.pack()
     if num_renewed:
         _give_back_memory()

@@ -177,9 +177,7 @@ class StaticModel(RaggedModel):
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 try:
                     self.cache.captured[kind] = self.capture(function, inputs)
-                except (
-                    RuntimeError
-                ) as error:  # a model that waits for the device inside a pass, to route to experts, say
+                except RuntimeError as error:  # a model that waits for the device inside a pass: for routing, say
                     name, self.capture = type(self.original).__name__, None
                     warnings.warn(
                         f"passes of {name} cannot be captured and run eagerly in this call: {error}", stacklevel=2

@@ -166,9 +166,7 @@ class TracedPass(nn.Module):
     ) -> tuple[Tensor, ...]:
         """What is fed and where it stands: the first of the arguments, up to a tree's."""
         end = seen + num_columns
-        known = torch.full((num_rows,), seen)
-        if num_columns > 1:
-            known = known + torch.arange(num_rows) % 2
+        known = seen + torch.arange(num_rows) % 2 * (num_columns > 1)
         if num_nodes > 1:
             parents = [torch.randint(-1, node, (num_rows,), generator=generator) for node in range(num_nodes)]
             nodes = nodes_of(Tree(torch.stack(parents, 1), depth=num_nodes), torch.full((num_rows,), end - num_nodes))

@@ -84,12 +84,6 @@ def test_trees(kind, emulated):
     assert emulated.num_made == 1
 
 
-def test_no_compiler_runs_in_the_process(target, draft, emulated):
-    before = copy.deepcopy(dict(counters["stats"]))
-    assert_equals_plain(target, draft, True)
-    assert dict(counters["stats"]) == before
-
-
 def test_rows_that_take_the_place_of_others_and_contexts_that_grow(target, draft, emulated, monkeypatch):
     monkeypatch.setattr("hf_speculative.models.ragged_cache.MAX_AHEAD", 4)
     takes_lanes(target, tiny.texts(5), batch_size=2, draft_model=draft, optimize=True, num_draft_tokens=3)
