@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -30,7 +29,7 @@ from .attention import with_folded_attention
 from .bound import BoundPass, Moved, PassOfPieces
 from .described import NOT_OF_LAYERS, described, digest, suffix_of_packed
 from .packed_layers import packed_of
-from .packed_parameters import own_parameters, parameters_of
+from .packed_parameters import own_tensors, parameters_of
 from .pieces import CannotCut, pieces_of
 from .shallow import has_own_forward, install_capturing_hooks
 from .states import only_capture
@@ -69,8 +68,7 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
         return "is in training mode"
     if any(module._forward_pre_hooks or has_own_forward(module) for module in modules) or not only_capture(modules):
         return "has hooks, or a `forward` of its own"
-    tensors = chain.from_iterable(chain(own_parameters(module), module._buffers.values()) for module in modules)
-    if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors if tensor is not None):
+    if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in own_tensors(modules)):
         return "has weights of a form of their own"
     if getattr(model, "hf_quantizer", None) is not None:
         return "is quantised"

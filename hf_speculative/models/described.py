@@ -17,15 +17,7 @@ from .packed_layers import PLAIN, layout_of, packed_of
 from .packed_parameters import WEIGHT, named_parameters_of
 
 #: fields of a model's config that change nothing of its passes
-NOT_OF_PASSES = {
-    "_name_or_path",
-    "transformers_version",
-    "architectures",
-    "id2label",
-    "label2id",
-    "dtype",
-    "torch_dtype",
-}
+NOT_OF_PASSES = {"_name_or_path", "transformers_version", "architectures", "id2label", "label2id", "dtype"}
 #: fields of the config that change nothing of a layer
 NOT_OF_LAYERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
 #: attributes that change nothing of a module

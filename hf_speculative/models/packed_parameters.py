@@ -238,9 +238,11 @@ def named_parameters_of(model: nn.Module, remove_duplicate: bool = True) -> Iter
                 yield f"{path}.{name}" if path else name, cast(Tensor, weight)
 
 
-def own_parameters(module: nn.Module) -> Iterable[Tensor | None]:
-    """The same of `module` without its children: quick enough for every call."""
-    return dict.values(module._parameters)
+def own_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    """The same of `modules` without their children, and buffers: quick enough for every call."""
+    for module in modules:
+        own = (*dict.values(module._parameters), *module._buffers.values())
+        yield from (tensor for tensor in own if tensor is not None)
 
 
 def weight_of(module: nn.Module) -> Tensor:

@@ -7,7 +7,6 @@ cache, a captured one with the cache that it was captured over.
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .cached_model import device_of
-from .packed_parameters import own_parameters
+from .packed_parameters import own_tensors
 
 if TYPE_CHECKING:
     from .bound import BoundPass, PassOfPieces
@@ -91,8 +90,7 @@ def _state(model: PreTrainedModel) -> tuple:
     caches other dtypes, and inference tensors stay in inference mode.
     """
     modules = list(model.modules())
-    tensors = chain.from_iterable(chain(own_parameters(module), module._buffers.values()) for module in modules)
-    weights = tuple(tensor.data_ptr() for tensor in tensors if tensor is not None)
+    weights = tuple(tensor.data_ptr() for tensor in own_tensors(modules))
     # By the ids of their handles, which torch gives once.
     hooks = tuple(
         tuple(part) for module in modules for part in (module._forward_pre_hooks, module._forward_hooks) if part

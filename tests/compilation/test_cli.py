@@ -14,13 +14,7 @@ from hf_speculative.models import artifacts
 from hf_speculative.models.packed_layers import dtypes, packed_of
 from hf_speculative.training.eagle3_student import layers_read, new_head
 from tests.support import tiny
-from tests.support.emulated_compiler import install
 from tests.support.execution import run_as
-
-
-@pytest.fixture
-def emulated(tmp_path, monkeypatch):
-    return install(tmp_path / "passes", monkeypatch)
 
 
 @pytest.fixture

@@ -2,14 +2,13 @@
 
 import gc
 import threading
-import weakref
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hf_speculative as hs
-from hf_speculative.models import artifacts, bound, execution, exported, packing, pool, traced
+from hf_speculative.models import artifacts, bound, exported, packing, pool, traced
 from hf_speculative.models.bound import BoundPass, Moved
 from hf_speculative.models.packed_layers import MOST_RESTORED, dtypes, packed_of
 from tests.support import tiny
@@ -107,16 +106,6 @@ class TestMemory:
         with torch.device(device):
             model.lm_head.weight.sum()
         assert one_pass.after.is_over and all(constant.numel() <= 1 for constant in constants.values())
-
-    def test_and_with_the_model(self, emulated):
-        model = tiny.llama()
-        execution.ragged_model(model, compile=True)
-        constants = pool.kept(model).artifacts[()].after.compiled.given
-        gone = weakref.ref(model.lm_head.weight)
-        assert constants["whole.model.lm_head.weight"].numel()
-        del model
-        gc.collect()
-        assert gone() is None and not any(constant.numel() for constant in constants.values())
 
     def test_a_pass_on_plain_weights_is_no_reason_to_keep_them_plain(self, model, emulated):
         hs.generate(

@@ -36,16 +36,22 @@ def fitted_pair(fitted_head):
     return model, head
 
 
+def accepts_the_same(target, inputs, **call):
+    """Compiled passes draft, and accept, what eager ones do: a draft that differs is accepted otherwise."""
+    eager, compiled = (same_as_plain(target, inputs, **call, **more) for more in ({}, {"optimize": True}))
+    assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
+    assert compiled.num_draft_forwards == eager.num_draft_forwards
+    return compiled
+
+
 @pytest.mark.parametrize("name, attention", [*((name, "sdpa") for name in KINDS), ("sliding windows", "eager")])
 def test_drafts_are_those_of_eager_passes(name, attention, emulated):
-    """Counted: a draft that differs is accepted otherwise. In rows of unequal length, some of which leave."""
+    """In rows of unequal length, some of which leave."""
     target, head = heads.made(name, attention)
     call = {"draft_model": head, "tree_top_k": 1, "speculative_config": SpeculativeConfig(schedule=Constant(3))}
     for num_rows in (1, 3):
-        eager = same_as_plain(target, tiny.prompts(num_rows, width=9), **call)
-        compiled = same_as_plain(target, tiny.prompts(num_rows, width=9), **call, optimize=True)
-        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
-        assert compiled.num_draft_forwards == eager.num_draft_forwards == emulated.runs_of_heads
+        compiled = accepts_the_same(target, tiny.prompts(num_rows, width=9), **call)
+        assert compiled.num_draft_forwards == emulated.runs_of_heads
         emulated.runs_of_heads = 0
     reproduces_plain(target, (3, 2), **call, optimize=True)
     assert emulated.runs_of_heads and emulated.num_made == 2
@@ -61,9 +67,7 @@ def test_states_are_kept_where_eager_passes_keep_them(fitted_pair, emulated):
     target, head = fitted_pair
     call = {"draft_model": head, "tree_top_k": 1, "speculative_config": SpeculativeConfig(schedule=Constant(3))}
     inputs = {"input_ids": torch.tensor([PROMPT]), "attention_mask": torch.ones(1, len(PROMPT), dtype=torch.long)}
-    eager = same_as_plain(target, inputs, **call)
-    compiled = same_as_plain(target, inputs, **call, optimize=True)
-    assert emulated.runs and compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 3
+    assert accepts_the_same(target, inputs, **call).num_accepted_draft_tokens > 3 and emulated.runs
 
 
 def test_the_same_files_for_each_choice_of_states(fitted_pair, emulated):
@@ -97,10 +101,7 @@ def test_trees(emulated):
     """Their levels are columns of the head's passes."""
     target, head = heads.made("llama")
     artifacts.make(head)
-    options = {"num_draft_tokens": 6, "tree_top_k": 3}
-    eager = same_as_plain(target, tiny.prompts(2), draft_model=head, **options)
-    compiled = same_as_plain(target, tiny.prompts(2), draft_model=head, **options, optimize=True)
-    assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
+    compiled = accepts_the_same(target, tiny.prompts(2), draft_model=head, num_draft_tokens=6, tree_top_k=3)
     assert emulated.runs_of_heads == compiled.num_draft_forwards
 
 
@@ -147,21 +148,16 @@ class TestGreedyChains:
     def test_no_scores_are_made(self, pair, num_rows, emulated, monkeypatch):
         target, draft = pair
         call = {"draft_model": draft, **self.CALL}
-        eager = same_as_plain(target, tiny.prompts(num_rows, width=9), **call)
+        accepts_the_same(target, tiny.prompts(num_rows, width=9), **call)
         monkeypatch.setattr(ProcessedSampler, "draft_scores", lambda *args: pytest.fail("scores of a draft"))
-        compiled = same_as_plain(target, tiny.prompts(num_rows, width=9), **call, optimize=True)
-        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
-        assert compiled.num_draft_forwards == eager.num_draft_forwards
+        same_as_plain(target, tiny.prompts(num_rows, width=9), **call, optimize=True)
 
     @pytest.mark.parametrize(
         "inputs, options", [({"repetition_penalty": 1.3}, {}), ({}, {"assistant_confidence_threshold": 0.3})]
     )
     def test_what_reads_scores_gets_them(self, pair, inputs, options, emulated):
         target, draft = pair
-        call = {"draft_model": draft, **self.CALL, **options}
-        eager = same_as_plain(target, tiny.prompts(2, width=9) | inputs, **call)
-        compiled = same_as_plain(target, tiny.prompts(2, width=9) | inputs, **call, optimize=True)
-        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens
+        accepts_the_same(target, tiny.prompts(2, width=9) | inputs, draft_model=draft, **self.CALL, **options)
 
     @pytest.mark.parametrize("name", ["min_new_tokens", "min_length", "suppress_tokens"])
     def test_processors_that_only_forbid(self, pair, name, emulated, monkeypatch):
@@ -198,8 +194,6 @@ class TestGreedyChains:
     def test_a_pass_that_ends_within_a_chain(self, pair, emulated, monkeypatch):
         """Somebody has asked for its weights: the chain is drafted again, eagerly."""
         target, draft = pair
-        call = {"draft_model": draft, **self.CALL}
-        eager = same_as_plain(target, tiny.prompts(2, width=9), **call)
         run, num_runs = Function.run, iter(range(1000))
 
         def ends(package, inputs):
@@ -207,9 +201,8 @@ class TestGreedyChains:
             return None if is_counted and next(num_runs) >= 15 else run(package, inputs)
 
         monkeypatch.setattr(Function, "run", ends)
-        compiled = same_as_plain(target, tiny.prompts(2, width=9), **call, optimize=True)
+        accepts_the_same(target, tiny.prompts(2, width=9), draft_model=draft, **self.CALL)
         assert next(num_runs) > 15
-        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
 
     def test_a_wider_vocabulary_than_the_targets(self, emulated):
         target = tiny.llama()
@@ -221,11 +214,7 @@ class TestGreedyChains:
 
     def test_embeddings_of_another_type(self, emulated):
         target, head = heads.made("llama")
-        head = head.double()
-        call = {"draft_model": head, **self.CALL}
-        eager = same_as_plain(target, tiny.prompts(2, width=9), **call)
-        compiled = same_as_plain(target, tiny.prompts(2, width=9), **call, optimize=True)
-        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
+        accepts_the_same(target, tiny.prompts(2, width=9), draft_model=head.double(), **self.CALL)
         assert emulated.runs_of_heads
 
 
@@ -237,9 +226,7 @@ def test_with_the_compiler_itself(tmp_path, monkeypatch):
     target, head = heads.made("sliding windows")
     call = {"draft_model": head, "tree_top_k": 1, "speculative_config": SpeculativeConfig(schedule=Constant(3))}
     for num_rows in (1, 3):
-        eager = same_as_plain(target, tiny.prompts(num_rows), **call)
-        compiled = same_as_plain(target, tiny.prompts(num_rows), **call, optimize=True)
-        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
+        accepts_the_same(target, tiny.prompts(num_rows), **call)
     assert artifacts.path_of(head).exists() and pool.kept(head).artifacts and pool.kept(target).artifacts
     if not packing.packing_unsupported_reason(target):
         run_as(monkeypatch, packs=True, compile=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import linecache
 import traceback
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -137,10 +136,6 @@ class Devices(TorchDispatchMode):
         self.capturing: Graph | None = None
         self.generators = [Generator(f"cuda:{index}") for index in range(NUM_DEVICES)]
         self.under_way: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def counts(self, start: int = 0) -> Counter:
-        """Waits by kind, from the one numbered `start` on."""
-        return Counter(wait.kind for wait in self.waits[start:])
 
     def wait(self, kind: str, operation) -> None:
         if self.capturing is not None:
