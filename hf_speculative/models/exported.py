@@ -42,10 +42,11 @@ def export(module):
         most = MAX_COLUMNS if pair == COLUMNS else None
         return times * Dim("size_{}_{}".format(*pair), min=2, max=most)
 
-    sizes = tuple({axis: dim(*size) for axis, size in varying.items()} for varying in sizes_that_vary(*module.samples))
+    samples = module.samples
+    sizes = tuple({axis: dim(*size) for axis, size in varying.items()} for varying in sizes_that_vary(*samples))
     # Symbolic sizes are not specialised to 0 and 1.
     with torch.no_grad(), symbolic_shapes.patch(backed_size_oblivious=True):
-        return torch.export.export(module, module.samples[0], dynamic_shapes=(sizes,), strict=False)
+        return torch.export.export(module, samples[0], dynamic_shapes=(sizes,), strict=False)
 
 
 def compile_to(path: Path, module) -> None:

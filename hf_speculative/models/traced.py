@@ -99,9 +99,9 @@ def ragged_pass(
 
 
 def sizes_that_vary(one: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[dict[int, tuple[int, tuple]], ...]:
-    """Of tensors of two passes of `SAMPLES`, by dimension, the sizes that differ.
+    """Of tensors of two passes of `SAMPLES`, by dimension, a factor and the pair of sizes in both that it multiplies.
 
-    Each as a factor and a pair of sizes: a multiple of the columns as their pair.
+    The factor is 1 except of multiples of the columns, such as the sizes of folded masks.
     """
 
     def factored(a: int, b: int) -> tuple[int, tuple[int, int]]:
@@ -124,7 +124,7 @@ class TracedPass(nn.Module):
 
     @abstractmethod
     def fed(self, num_rows: int, num_columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """What a pass of random tokens reads of them, each `(rows, columns, ...)`, with `num_columns` by all names together."""
+        """What a pass of `num_columns` random tokens a row reads of them, each tensor `(rows, columns, ...)`."""
 
     @abstractmethod
     def given(self, num_rows: int, capacity: int, generator: torch.Generator) -> list[Tensor]:
