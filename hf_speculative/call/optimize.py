@@ -44,8 +44,6 @@ def execution_of(optimize: bool | str | None, device: torch.device) -> Execution
 
 def pack(model: PreTrainedModel, execution: Execution) -> None:
     """Pack the weights of `model` as a call reads them, those that were read since again."""
-    if not execution.packs:
-        return
-    is_ahead = bool(execution.compile) and artifacts.unsupported_reason(model) is None
-    if not execution.captures and (execution.compile is not True or is_ahead):
+    is_ahead = execution.packs and bool(execution.compile) and artifacts.unsupported_reason(model) is None
+    if execution.packs and (is_ahead or execution.compile is not True):
         packing.pack_weights(model, has_small=is_ahead)
