@@ -47,10 +47,10 @@ def test_replays_give_what_plain_decoding_gives(kind, recorded):
     """With windows and learned positions among others."""
     model = tiny.build(kind)
     draft = tiny.noisy_copy(model)
-    for num_rows in (1, 3, 2):
+    for num_rows in (1, 2, 3):
         unequal(model, draft, num_rows)
     num_captures = recorded.num_captures
-    unequal(model, draft, 1)
+    unequal(model, draft)
     assert recorded.num_captures == num_captures, "nothing is captured twice"
     assert recorded.num_replays > 5 * num_captures
 
