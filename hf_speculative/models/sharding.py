@@ -7,7 +7,7 @@ from torch import Tensor, distributed, nn
 from transformers import PreTrainedModel
 
 from ..hf_compat import device_mesh, tensor_parallel_size
-from .packed_parameters import own_parameters, parameters_of, weight_of
+from .packed_parameters import parameters_of, weight_of
 
 
 def are_several() -> bool:
@@ -71,7 +71,7 @@ def weights_of_a_pass(model: PreTrainedModel) -> int:
     for path, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.Linear)):
             (heads if isinstance(module, nn.Linear) else tables).add(id(weight_of(module)))
-        weights |= {id(weight): (weight, path) for weight in own_parameters(module) if weight is not None}
+        weights |= {id(weight): (weight, path) for weight in dict.values(module._parameters) if weight is not None}
     total = 0.0
     for key, (weight, path) in weights.items():
         if key in heads or key not in tables:  # a tied embedding is the head as well, and computes there
