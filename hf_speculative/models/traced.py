@@ -11,6 +11,7 @@ from torch.nn import functional
 from transformers import Cache, PreTrainedModel
 
 from ..types import Tree
+from .cached_model import max_positions_of
 from .masks import AttentionLayers, Nodes, no_nodes, nodes_of
 from .places import fed_places
 from .ragged_cache import RaggedLayer
@@ -166,6 +167,7 @@ class TracedPass(nn.Module):
     ) -> tuple[Tensor, ...]:
         """What is fed and where it stands: the first of the arguments, up to a tree's."""
         end = seen + num_columns
+        last = min(end, (max_positions_of(self.model) or end + 1) - 1)
         known = seen + torch.arange(num_rows) % 2 * (num_columns > 1)
         if num_nodes > 1:
             parents = [torch.randint(-1, node, (num_rows,), generator=generator) for node in range(num_nodes)]
@@ -176,7 +178,7 @@ class TracedPass(nn.Module):
             *self.fed(num_rows, num_columns, generator),
             torch.full((num_rows,), seen),
             known,
-            torch.tensor([end + NUM_SPARE - 1, end]),
+            torch.tensor([end + NUM_SPARE - 1, last]),
             torch.arange(end),
             *nodes,
         )

@@ -63,7 +63,7 @@ def test_what_no_states_can_be_read_of_is_refused():
         "inputs_embeds": target.get_input_embeddings()(inputs["input_ids"]),
         "attention_mask": inputs["attention_mask"],
     }
-    with pytest.raises(ValueError, match="`Eagle3Model` reads the prompt's ids, and `inputs_embeds` came alone"):
+    with pytest.raises(ValueError, match="`Eagle3Model` reads the prompt's ids, not `inputs_embeds`"):
         hs.generate(target, **embeds, **NEW, draft_model=head)
     with pytest.raises(ValueError, match="`prefill_chunk_size=3` shows the states of the last chunk alone"):
         hs.generate(target, **inputs, **NEW, prefill_chunk_size=3, draft_model=head)

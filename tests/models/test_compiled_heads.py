@@ -194,6 +194,7 @@ class TestGreedyChains:
     def test_a_pass_that_ends_within_a_chain(self, pair, emulated, monkeypatch):
         """Somebody has asked for its weights: the chain is drafted again, eagerly."""
         target, draft = pair
+        eager = same_as_plain(target, tiny.prompts(2, width=9), draft_model=draft, **self.CALL)
         run, num_runs = Function.run, iter(range(1000))
 
         def ends(package, inputs):
@@ -201,8 +202,9 @@ class TestGreedyChains:
             return None if is_counted and next(num_runs) >= 15 else run(package, inputs)
 
         monkeypatch.setattr(Function, "run", ends)
-        accepts_the_same(target, tiny.prompts(2, width=9), draft_model=draft, **self.CALL)
+        compiled = same_as_plain(target, tiny.prompts(2, width=9), draft_model=draft, **self.CALL, optimize=True)
         assert next(num_runs) > 15
+        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
 
     def test_a_wider_vocabulary_than_the_targets(self, emulated):
         target = tiny.llama()
