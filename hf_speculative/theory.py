@@ -1,14 +1,11 @@
 """What speculation should bring: the papers' formulas, as functions of numbers; no model is involved.
 
 p is the target's distribution, q the draft's; gamma tokens are drafted in a round, which adds one of its own, the bonus token.
-Leviathan et al. 2023 (arXiv 2211.17192) take every draft token to be accepted independently with probability alpha. The
-functions of `acceptance_prob` need no such assumption: s_i is the probability that a round keeps at least i draft tokens.
+Leviathan et al. 2023 (arXiv 2211.17192) take every draft token to be accepted independently with probability alpha.
 They help to plan a pair (docs/draft-length.md).
 """
 
 import math
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -52,9 +49,9 @@ def walltime_factor(alpha: float, gamma: int, cost: float) -> float:
     """How many times faster than plain decoding. (Leviathan et al. 2023, Theorem 3.8.)
 
     `cost` is seconds of a draft pass over seconds of a target pass, c. Scoring gamma + 1 positions counts as one target
-    pass; where it takes longer, use `speedup_from_survival`. Errors as `expected_tokens`, cost being finite and >= 0.
+    pass. Errors as `expected_tokens`, cost being finite and >= 0.
     """
-    _require_amount("cost", cost)
+    _require(math.isfinite(cost) and cost >= 0, "cost", cost, "is out of range: give a finite number >= 0")
     return expected_tokens(alpha, gamma) / (gamma * cost + 1)
 
 
@@ -68,62 +65,6 @@ def best_gamma(alpha: float, cost: float, max_gamma: int = 100) -> int:
     return max(range(max_gamma + 1), key=lambda gamma: walltime_factor(alpha, gamma, cost))
 
 
-def expected_tokens_from_survival(acceptance_prob: Sequence[float] | Tensor) -> float:
-    """Mean number of tokens a round emits, **bonus token included**: 1 + s_1 + ... + s_gamma.
-
-    `acceptance_prob` is `(gamma,)`, s_1 first; of estimates, the mean over rounds.
-
-    Raises:
-        ValueError: `acceptance_prob` does not have one dimension, or does not hold probabilities.
-    """
-    if isinstance(acceptance_prob, Tensor):
-        shape = tuple(acceptance_prob.shape)
-        _require(len(shape) == 1, "acceptance_prob.shape", shape, "should be (gamma,): average the rounds, `.mean(0)`")
-        acceptance_prob = acceptance_prob.tolist()
-    for value in acceptance_prob:
-        _require(0 <= value <= 1, "acceptance_prob", value, "is a probability: give numbers from 0 to 1")
-    return 1 + sum(acceptance_prob)
-
-
-def speedup_from_survival(
-    acceptance_prob: Sequence[float] | Tensor, draft_time: float, verify_time: float, target_time: float
-) -> float:
-    """How many times faster than plain decoding: a round's tokens times `target_time`, over the time the round takes.
-
-    Args:
-        acceptance_prob: `(gamma,)`, s_1 first.
-        draft_time: seconds to draft **all** gamma tokens.
-        verify_time: seconds to score the gamma + 1 positions in one target pass, and to verify.
-        target_time: seconds of a target pass over one token, which is what plain decoding takes per token.
-
-    Errors as `expected_tokens_from_survival`, times being finite and > 0 (draft_time >= 0).
-    """
-    _require_amount("draft_time", draft_time)
-    _require_amount("target_time", target_time, positive=True)
-    _require_amount("verify_time", verify_time, positive=True)
-    return expected_tokens_from_survival(acceptance_prob) * target_time / (draft_time + verify_time)
-
-
-def best_gamma_from_survival(
-    acceptance_prob: Sequence[float] | Tensor,
-    draft_times: Sequence[float],
-    verify_times: Sequence[float],
-    target_time: float,
-) -> int:
-    """The gamma of the largest `speedup_from_survival`, the smallest of equals; 0, plain decoding, if none is above 1.
-
-    `acceptance_prob`, `draft_times` and `verify_times` are `(max_gamma,)`: what that function takes for gamma = 1, 2, ...
-    Errors are the same, and that the lengths differ.
-    """
-    lengths = len(acceptance_prob), len(draft_times), len(verify_times)
-    if len(set(lengths)) > 1:
-        names = "`acceptance_prob`, `draft_times`, `verify_times`"
-        raise ValueError(f"{names} have the lengths {lengths}: give one per gamma.")
-    times = zip((0.0, *draft_times), (target_time, *verify_times), strict=True)
-    speedups = [speedup_from_survival(acceptance_prob[:gamma], *pair, target_time) for gamma, pair in enumerate(times)]
-    return speedups.index(max(speedups))
-
-
 def _require(condition: bool, name: str, value: object, what_is_right: str) -> None:
     if not condition:
         raise ValueError(f"`{name}={value!r}` {what_is_right}.")
@@ -131,8 +72,3 @@ def _require(condition: bool, name: str, value: object, what_is_right: str) -> N
 
 def _require_count(name: str, value: int) -> None:
     _require(isinstance(value, int) and value >= 0, name, value, "is a number of tokens: give an integer >= 0")
-
-
-def _require_amount(name: str, value: float, positive: bool = False) -> None:
-    is_right = math.isfinite(value) and (value > 0 or (value == 0 and not positive))
-    _require(is_right, name, value, f"is out of range: give a finite number {'>' if positive else '>='} 0")
