@@ -33,9 +33,6 @@ class SpeculativeConfig:
     tree_top_k: int | None = None
     tree_depth: int | None = None
     corpus: Any = None
-    suffix_decoding_max_tree_depth: int | None = None
-    suffix_decoding_max_spec_factor: float | None = None
-    suffix_decoding_min_token_prob: float | None = None
     suffix_decoding_max_cached_requests: int | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
     draft_tokenizer: PreTrainedTokenizerBase | None = None

@@ -97,8 +97,6 @@ _CORPUS = Name(
     )
 )
 _PROBABILITY = RealNumber(lambda number: 0 <= number <= 1, "a number from 0 to 1", "is a probability")
-_FACTOR = RealNumber(lambda number: number > 0, "a number above 0", "drafts nothing")
-_DEPTH = WholeNumber("has no room for a match and a token after it: give 2 or more.", minimum=2)
 _REQUESTS = WholeNumber("keeps no answer: give 1 or more, or leave it out.")
 _LENGTH = WholeNumber("reads nothing: give 1 or more, or leave it out.")
 
@@ -147,13 +145,6 @@ GROUPS = {
                "The longest run of tokens that prompt lookup looks for."),
         Option("corpus", _CORPUS, _SETTING, "none",
                "What `suffix` and `auto` copy from beside the text: files, folders, texts, or a store, which keeps answers.",
-               page="no-draft-model.md"),
-        Option("suffix_decoding_max_tree_depth", _DEPTH, _SETTING, "24",
-               "The longest run of tokens that `suffix` and `auto` look for.", page="no-draft-model.md"),
-        Option("suffix_decoding_max_spec_factor", _FACTOR, _SETTING, "1.0",
-               "How many tokens `suffix` drafts for each one that matched.", page="no-draft-model.md"),
-        Option("suffix_decoding_min_token_prob", _PROBABILITY, _SETTING, "0.1",
-               "A draft by `suffix` goes on while all of it followed in at least this share of cases.",
                page="no-draft-model.md"),
         Option("suffix_decoding_max_cached_requests", _REQUESTS, _SETTING, "none",
                "How many of the model's finished answers `suffix` and `auto` keep to copy from.",

@@ -18,7 +18,7 @@ Child = tuple[Kind, int, Any]
 #: successors kept for each token, as in the paper, and their prior acceptance rates
 NUM_SUCCESSORS = 8
 RANK_PRIORS = (0.4, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)
-#: the longest run of tokens that is compared
+#: the longest run of tokens that is compared, as in vLLM
 DEFAULT_MAX_DEPTH = 24
 #: prior acceptance rates of copies by length of the match: 1, 2 to 3, 4 to 7, 8 to 15, more
 MATCH_PRIORS = (0.2, 0.35, 0.55, 0.7, 0.8)
@@ -125,21 +125,12 @@ class SuffixProposer(Proposer):
     """What followed the end of a row's text wherever it stood before (Oliaro et al. 2024, arXiv 2411.04975).
 
     Args:
-        max_depth: the longest run of tokens that is compared.
+        max_depth: the longest run of tokens that is compared: a match and the token after it.
         max_factor: draft tokens for each token of the match; a short match says little.
         min_share: a draft goes on as long as all of it followed the match in at least this share of cases.
-
-    Raises:
-        ValueError: a setting with which nothing is ever drafted.
     """
 
     def __init__(self, max_depth: int = DEFAULT_MAX_DEPTH, max_factor: float = inf, min_share: float = 0.0):
-        if max_depth < 2:
-            raise ValueError(f"`max_depth={max_depth}`: a match and a token after it are 2 tokens or more.")
-        if max_factor <= 0:
-            raise ValueError(f"`max_factor={max_factor}` drafts nothing: give a number above 0.")
-        if not 0 <= min_share <= 1:
-            raise ValueError(f"`min_share={min_share}` is a share: give a number from 0 to 1.")
         self.max_depth, self.max_factor, self.min_share = max_depth, max_factor, min_share
 
     def children(self, place: Match) -> list[Child]:

@@ -18,13 +18,15 @@ from ..names import AND
 from ..schedules import BestNodes
 from ..tokenizers.loading import tokenizer_of
 from .mtp import MtpSource
-from .proposers import DEFAULT_MAX_DEPTH, CorpusSuffix, PromptSuffix, Proposer, Recycling
+from .proposers import CorpusSuffix, PromptSuffix, Proposer, Recycling
 from .source import BuildContext, DraftSource
 from .suffix import SuffixStore
 from .tree_drafter import TreeDrafter
 
 #: a file or folder, texts and files, or a store
 Corpus: TypeAlias = "str | os.PathLike | Sequence[str | os.PathLike] | SuffixStore"
+#: of `suffix`, as in vLLM: draft tokens for each one that matched, and the share of cases in which all of a draft followed
+MAX_FACTOR, MIN_SHARE = 1.0, 0.1
 #: that nothing of a corpus is dropped
 UNBOUNDED = 2**31 - 1
 
@@ -62,7 +64,6 @@ class TextSource(GuessingSource):
     given: str
     corpus: Corpus | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
-    suffix_decoding_max_tree_depth: int = DEFAULT_MAX_DEPTH
     suffix_decoding_max_cached_requests: int | None = None
     in_call: Collection[str] = ()
 
@@ -82,7 +83,6 @@ class TextSource(GuessingSource):
         """Of the row's own text and of others, `settings` as for `SuffixProposer`."""
         store = self._store(model)
         learns = self.corpus is None or isinstance(self.corpus, SuffixStore)
-        settings["max_depth"] = self.suffix_decoding_max_tree_depth
         return [PromptSuffix(**settings), *([] if store is None else [CorpusSuffix(store, learns, **settings)])]
 
     def _store(self, model: PreTrainedModel) -> SuffixStore | None:
@@ -134,23 +134,15 @@ def recycling_of(model: PreTrainedModel) -> Recycling:
 
 @dataclass(frozen=True, eq=False)
 class SuffixSource(TextSource):
-    suffix_decoding_max_spec_factor: float = 1.0
-    suffix_decoding_min_token_prob: float = 0.1
-
     method = "suffix"
 
     def __post_init__(self):
         super().__post_init__()
         if "assistant_confidence_threshold" in self.in_call:
-            raise ValueError(
-                "`assistant_confidence_threshold` has no effect on `draft_model='suffix'`: give "
-                "`SpeculativeConfig(suffix_decoding_min_token_prob=...)`."
-            )
+            raise ValueError("`assistant_confidence_threshold` has no effect on `draft_model='suffix'`: leave it out.")
 
     def proposers(self, model: PreTrainedModel) -> list[Proposer]:
-        return self.copies(
-            model, max_factor=self.suffix_decoding_max_spec_factor, min_share=self.suffix_decoding_min_token_prob
-        )
+        return self.copies(model, max_factor=MAX_FACTOR, min_share=MIN_SHARE)
 
 
 @dataclass(frozen=True, eq=False)

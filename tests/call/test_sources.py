@@ -8,7 +8,7 @@ import hf_speculative as hs
 from hf_speculative.call import sources
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.call.option_table import checked
-from hf_speculative.drafting import DraftModel, PromptSuffix, Recycling
+from hf_speculative.drafting import CorpusSuffix, DraftModel, PromptSuffix, Recycling
 from hf_speculative.drafting.given_model import HeadSource
 from hf_speculative.models import RaggedModel, RecordingModel
 from tests.architectures.check import build
@@ -50,10 +50,10 @@ def head(target, monkeypatch):
 
 @pytest.mark.parametrize("given", [["recycling", "suffix"], ("suffix", "recycling"), "recycling+suffix"])
 def test_methods_in_any_order_are_one_source(given, target):
-    source = sources.source_of("draft_model", given, {"suffix_decoding_max_spec_factor": 2.0})
+    source = sources.source_of("draft_model", given, {"suffix_decoding_max_cached_requests": 2})
     assert source.label == source.cost_key == "suffix+recycling"
-    assert [type(proposer) for proposer in source.proposers(target)] == [PromptSuffix, Recycling]
-    assert source.proposers(target)[0].max_factor == 2.0 and "corpus" in source.options()
+    assert [type(proposer) for proposer in source.proposers(target)] == [PromptSuffix, CorpusSuffix, Recycling]
+    assert "corpus" in source.options()
     assert checked("draft_model", given) == "suffix+recycling"
     assert type(sources.source_of("draft_model", ["ngram"])) is sources.NgramSource
 
@@ -86,8 +86,8 @@ def test_methods_that_do_not_go_together(target, given, message):
 def test_an_option_of_none_of_the_methods_has_no_effect(target):
     call = tiny.prompts(1) | {"draft_model": ["recycling", "ngram"], "max_new_tokens": 4}
     assert hs.generate(target, **call, max_matching_ngram_size=2).shape[0] == 1
-    with pytest.raises(ValueError, match=r"`suffix_decoding_max_spec_factor=2\.0` has no effect"):
-        hs.generate(target, **call, speculative_config=hs.SpeculativeConfig(suffix_decoding_max_spec_factor=2.0))
+    with pytest.raises(ValueError, match="`suffix_decoding_max_cached_requests=2` has no effect"):
+        hs.generate(target, **call, speculative_config=hs.SpeculativeConfig(suffix_decoding_max_cached_requests=2))
 
 
 def test_a_source_is_a_line_in_the_tuple(target, head):

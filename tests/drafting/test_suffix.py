@@ -111,12 +111,6 @@ def test_the_length_of_a_draft(settings, expected):
     assert draft.tokens.tolist() == [expected] and draft.probs is None
 
 
-def test_settings_of_a_drafter():
-    for name, value in (("max_depth", 1), ("max_factor", 0), ("min_share", 1.5)):
-        with pytest.raises(ValueError, match=f"`{name}={value}`"):
-            suffix_drafter(**{name: value})
-
-
 # `draft_model="suffix"`
 
 

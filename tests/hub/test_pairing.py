@@ -73,7 +73,7 @@ def test_what_is_attached_is_what_is_saved(target, draft, tmp_path):
 
 
 def test_a_method_is_saved_in_place_of_a_draft(target, draft, tmp_path):
-    settings = {"suffix_decoding_max_spec_factor": 2.5}
+    settings = {"suffix_decoding_max_cached_requests": 5}
     model = hs.attach(tiny.copy.deepcopy(target), "suffix", config=hs.SpeculativeConfig(**settings))
     hs.save_pretrained(model, tmp_path)
     written = settings | {"draft_model": "suffix", "hf_speculative_version": hs.__version__}
