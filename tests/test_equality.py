@@ -83,12 +83,6 @@ def test_learned_positions_at_the_very_end():
     same_as_plain(model, tiny.prompts(3, width=100), {"max_new_tokens": 28}, **drafts)
 
 
-def test_a_draft_with_a_shorter_context_falls_back_to_plain(target):
-    short = tiny.build("gpt2", n_positions=20)
-    stats = same_as_plain(target, tiny.prompts(2), {"max_new_tokens": 40}, draft_model=short)
-    assert 0 < stats.num_spec_steps < stats.num_rounds
-
-
 # Coupled sampling: the sampled output, seed for seed
 
 DRAFTERS = {

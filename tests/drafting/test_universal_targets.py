@@ -65,6 +65,6 @@ def test_what_no_states_can_be_read_of_is_refused():
     }
     with pytest.raises(ValueError, match="`Eagle3Model` reads the prompt's ids, not `inputs_embeds`"):
         hs.generate(target, **embeds, **NEW, draft_model=head)
-    with pytest.raises(ValueError, match="`prefill_chunk_size=3` shows the states of the last chunk alone"):
+    with pytest.raises(ValueError, match="`prefill_chunk_size=3` hides states that `Eagle3Model` reads"):
         hs.generate(target, **inputs, **NEW, prefill_chunk_size=3, draft_model=head)
     same_as_plain(target, inputs, num_return_sequences=1, draft_model=head)
