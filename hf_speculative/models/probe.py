@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..interfaces import CachedModel
-from ..types import Batch, Draft, Verdict, along_path, uploaded
+from ..types import Batch, uploaded
 from .attention import takes_masks
 from .cached_model import device_of, last_id, num_cached_of_image, without_dropout
 from .early_exit import EarlyExitModel
@@ -76,15 +76,6 @@ def fits_multimodal(model: PreTrainedModel, inputs: Inputs, is_draft: bool = Fal
     if is_tested_universal(model, by_type=is_draft):
         return is_tested_multimodal(model)
     return universal_deviation(model, inputs, is_draft, MultimodalModel) <= tolerance(model)
-
-
-def fits_trees(model: PreTrainedModel) -> bool:
-    """Whether trees are right on the ragged path: true for a tested type; else tried once for each model object."""
-    if is_recurrent(model):
-        return False
-    if is_tested_ragged(model, by_type=True):
-        return True
-    return _once(model, "trees", lambda: _deviation_of_trees(model)) <= tolerance(model)
 
 
 def tolerance(model: PreTrainedModel) -> float:
@@ -187,38 +178,6 @@ def _infinite_if_it_fails(deviation: Callable[..., float]) -> Callable[..., floa
                 return torch.inf
 
     return tried
-
-
-@_infinite_if_it_fails
-def _deviation_of_trees(model: PreTrainedModel) -> float:
-    """Of a tree in one pass, and of what follows once a path of it was kept, from passes over chains."""
-    width = _width(model)
-    tokens = _random_tokens(model, 3, width + 6, seed=0).to(device_of(model))
-    parents, paths = [-1, -1, 1, 0, 2], ([0, 3], [1, 2, 4])
-    padding, nodes = [0, 1, 3], tokens[:, width : width + 5]
-
-    def begun() -> tuple[Batch, RaggedModel]:
-        batch, cached = Batch(tokens[:, :width], padding, max_length=width + 8), RaggedModel(model)
-        cached.prefill(batch)
-        return batch, cached
-
-    expected = []
-    for path in paths:
-        batch, cached = begun()
-        batch.put(torch.cat([nodes[:, path], tokens[:, -1:]], 1))
-        expected.append(cached.logits(batch, ahead=len(path) + 1, num_last=len(path) + 1))
-    batch, cached = begun()
-    tree = torch.tensor([parents] * 3, device=tokens.device)
-    draft = Draft(nodes, None, batch.lengths.new_full((3,), 5), tree, depth=3)
-    batch.put(nodes, tree=draft.tree)
-    of_nodes = cached.logits(batch, ahead=5, num_last=5)
-    kept = torch.tensor([paths[1]] * 3, device=tokens.device)
-    draft, verdict, _ = along_path(draft, Verdict(batch.lengths.new_full((3,), 3), tokens[:, -1], path=kept))
-    batch.put(draft.tokens)
-    batch.append(draft, verdict)
-    cached.rollback(batch)
-    found = torch.cat([of_nodes[:, paths[0] + paths[1]], cached.logits(batch, ahead=0, num_last=1)], 1)
-    return _deviation(found, torch.cat([expected[0][:, :2], expected[1]], 1))
 
 
 @_infinite_if_it_fails
