@@ -4,6 +4,7 @@ The reference is steps of one token, each prepared by the model's own `prepare_i
 """
 
 import functools
+import math
 from collections.abc import Callable, Hashable, Iterator
 from weakref import WeakKeyDictionary
 
@@ -52,12 +53,8 @@ def fits_early_exit(model: PreTrainedModel, exit_layer: int) -> bool:
         return False
     if takes_masks(model) and is_tested_ragged(model):
         return True
-    deviation = _once(
-        model,
-        ("early exit", exit_layer),
-        lambda: _deviation_of_ragged(model, lambda model: _Drafting(model, exit_layer)),
-    )
-    return deviation <= tolerance(model)
+    trial = functools.partial(_worst_deviation, model, lambda: _Drafting(model, exit_layer))
+    return _once(model, ("early exit", exit_layer), trial) <= tolerance(model)
 
 
 def fits_universal(model: PreTrainedModel, inputs: Inputs, is_draft: bool = False) -> bool:
@@ -91,7 +88,7 @@ def tolerance(model: PreTrainedModel) -> float:
 
 def ragged_deviation(model: PreTrainedModel) -> float:
     """The distance of the ragged cache's logits from plain steps', in standard deviations; infinite if it fails."""
-    return _once(model, "ragged", lambda: max(_deviation_of_ragged(model, RaggedModel, seed) for seed in _seeds(model)))
+    return _once(model, "ragged", lambda: _worst_deviation(model, lambda: RaggedModel(model)))
 
 
 def _once(model: PreTrainedModel, what: Hashable, trial: Callable[[], float]) -> float:
@@ -100,11 +97,6 @@ def _once(model: PreTrainedModel, what: Hashable, trial: Callable[[], float]) ->
     if what not in known:
         known[what] = trial()
     return known[what]
-
-
-def _seeds(model: PreTrainedModel) -> range:
-    """Of random tokens: layers that quantise their inputs may be right on some."""
-    return range(1 if has_tested_modules(model) else SEEDS)
 
 
 def universal_deviation(
@@ -124,8 +116,7 @@ def universal_deviation(
         if not is_draft:
             with without_dropout(model), torch.no_grad():
                 UniversalModel(model, tried).logits(_prompts(tried), ahead=0, num_last=1)
-        make = functools.partial(make_cached, model, tried, is_draft)
-        return max(_deviation_from_steps(model, tried, make, is_draft, seed) for seed in _seeds(model))
+        return _worst_deviation(model, lambda: make_cached(model, tried, is_draft), tried, is_draft)
 
     kind = (make_cached, *inputs.others, inputs.hides_columns, num_cached_of_image(model, inputs.cache) > 0)
     return _once(model, kind, trial)
@@ -163,37 +154,35 @@ def _width(model: PreTrainedModel) -> int:
     return 6 + max([window for window in windows if window <= LONGEST_WINDOW], default=0)
 
 
-def _infinite_if_it_fails(deviation: Callable[..., float]) -> Callable[..., float]:
-    """Run a trial without dropout; infinite for a model that does not run through a cache of ours."""
-
-    @functools.wraps(deviation)
-    @torch.no_grad()
-    def tried(model: PreTrainedModel, *args) -> float:
-        with without_dropout(model):
-            try:
-                return deviation(model, *args)
-            except torch.OutOfMemoryError:
-                raise
-            except DOES_NOT_RUN:
-                return torch.inf
-
-    return tried
-
-
-@_infinite_if_it_fails
-def _deviation_of_ragged(
-    model: PreTrainedModel, make_cached: Callable[[PreTrainedModel], CachedModel] = RaggedModel, seed: int = 0
+def _worst_deviation(
+    model: PreTrainedModel, make_cached: Callable[[], CachedModel], inputs: Inputs | None = None, is_draft: bool = False
 ) -> float:
-    """On random tokens, left-padded."""
+    """The largest over random tokens; infinite for a model that does not run through a cache of ours.
+
+    Args:
+        inputs: of the call; else left-padded prompts longer than the model's windows.
+    """
+    num_seeds = 1 if has_tested_modules(model) else SEEDS  # layers that quantise their inputs may be right on some
+    with without_dropout(model), torch.no_grad():
+        try:
+            return max(
+                _deviation_from_steps(model, make_cached, inputs or _random_inputs(model, seed), is_draft, seed)
+                for seed in range(num_seeds)
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except DOES_NOT_RUN:
+            return torch.inf
+
+
+def _random_inputs(model: PreTrainedModel, seed: int) -> Inputs:
     width = _width(model)
     prompts = _random_tokens(model, 3, width, seed).to(device_of(model))
-    inputs = text_inputs(model, Batch(prompts, [0, 1, 3], max_length=width + 8))
-    return _deviation_from_steps(model, inputs, lambda: make_cached(model), False, seed)
+    return text_inputs(model, Batch(prompts, [0, 1, 3], max_length=width + 8))
 
 
-@_infinite_if_it_fails
 def _deviation_from_steps(
-    model: PreTrainedModel, inputs: Inputs, make_cached: Callable[[], CachedModel], is_draft: bool, seed: int
+    model: PreTrainedModel, make_cached: Callable[[], CachedModel], inputs: Inputs, is_draft: bool, seed: int
 ) -> float:
     """Of passes over several tokens, some of which are taken back, from steps of one token."""
     batch, num_rows = _prompts(inputs), len(inputs.input_ids)
@@ -211,7 +200,9 @@ def _deviation_from_steps(
     batch.put(torch.stack([kept[row, 1 + move : 3 + move] for row, move in enumerate(moves)]))
     second = cached.logits(batch, ahead=2, num_last=3)
     expected = torch.stack([plain[row, [1, 2, *range(1 + move, 4 + move)]] for row, move in enumerate(moves)])
-    return _deviation(torch.cat([first, second], 1), expected)
+    found, expected = torch.cat([first, second], 1).float(), expected.float()
+    deviation = ((found - expected).abs().max() / expected.std()).item() if found.shape == expected.shape else torch.nan
+    return torch.inf if math.isnan(deviation) else deviation
 
 
 def _random_tokens(model: PreTrainedModel, num_rows: int, width: int, seed: int) -> Tensor:
@@ -237,11 +228,3 @@ def extend(batch: Batch, tokens: Tensor, by: list[int] | None = None) -> None:
     batch.put(tokens)
     batch.lengths = batch.lengths + uploaded(by, batch.lengths.device)
     batch.host_lengths = [length + num for length, num in zip(batch.host_lengths, by, strict=True)]
-
-
-def _deviation(found: Tensor, expected: Tensor) -> float:
-    if found.shape != expected.shape:
-        return torch.inf
-    expected = expected.float()
-    deviation = ((found.float() - expected).abs().max() / expected.std()).item()
-    return deviation if deviation == deviation else torch.inf

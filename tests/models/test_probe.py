@@ -20,7 +20,7 @@ def test_a_type_the_tests_do_not_cover_is_tried_once(model_type, monkeypatch):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **UNKNOWN_BUT_FITTING[model_type])).eval()
     assert model_type not in verified_types.TESTED_TYPES and fits_ragged(model)
-    monkeypatch.setattr(probe, "_deviation_of_ragged", lambda *args: pytest.fail("asked twice"))
+    monkeypatch.setattr(probe, "_deviation_from_steps", lambda *args: pytest.fail("asked twice"))
     assert fits_ragged(model)
     same_as_plain(model, tiny.prompts(2), draft_model=model)
 

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 
 import hf_speculative as hs
-from hf_speculative.models import RaggedModel, UniversalModel, choose, probe, stepped
+from hf_speculative.models import RaggedModel, UniversalModel, choose, ragged_deviation, stepped
 from hf_speculative.models.inputs import text_inputs
 from tests.architectures.check import build
 from tests.architectures.configs import VOCAB
@@ -101,4 +101,4 @@ def test_a_recurrence_of_another_kind_is_not_stepped(monkeypatch):
     model = build("causal", "qwen3_5_text")
     monkeypatch.setattr(stepped, "KERNELS", {})
     assert "another kind (Qwen3_5GatedDeltaNet)" in choose(model).reason
-    assert probe._deviation_of_ragged(model, RaggedModel) == torch.inf
+    assert ragged_deviation(model) == torch.inf
