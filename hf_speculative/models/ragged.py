@@ -263,12 +263,10 @@ class RaggedModel(CachedModel):
         self.cache.recurrence.load(cache, self.host_seen)
         for layer, given in zip(layers, filled, strict=True):
             layer.lazy_initialization(given.keys, given.values)
-            num_kept = given.keys.shape[2]  # a sliding layer holds its last window only
-            for row, (pad, seen) in enumerate(zip(batch.host_padding, self.host_seen, strict=True)):
-                first = length - num_kept - pad  # the slot of the first column kept; below 0 stands padding
-                skip = min(max(0, -first), num_kept)
-                layer.keys[row, :, seen - num_kept + skip : seen] = given.keys[row, :, skip:]
-                layer.values[row, :, seen - num_kept + skip : seen] = given.values[row, :, skip:]
+            for row, seen in enumerate(self.host_seen):
+                num_kept = min(given.keys.shape[2], seen)  # a sliding layer holds its last window only
+                for part, kept in ((layer.keys, given.keys), (layer.values, given.values)):
+                    part[row, :, seen - num_kept : seen] = kept[row, :, kept.shape[2] - num_kept :]
 
     def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
         rows, self.done = self.done, []
