@@ -5,7 +5,7 @@ The reference is steps of one token, each prepared by the model's own `prepare_i
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -187,7 +187,12 @@ def _deviation_from_steps(
     """Of passes over several tokens, some of which are taken back, from steps of one token."""
     batch, num_rows = _prompts(inputs), len(inputs.input_ids)
     kept, taken_back = _random_tokens(model, 2 * num_rows, 5, seed).to(batch.tokens.device).view(2, num_rows, 5)
-    plain = torch.cat(list(_plain_steps(UniversalModel(model, inputs, is_draft), batch, kept)), 1)
+    stepped = UniversalModel(model, inputs, is_draft)
+    steps = [stepped.logits(batch, ahead=0, num_last=1)]
+    for i in range(kept.shape[1]):
+        extend(batch, kept[:, i : i + 1])
+        steps.append(stepped.logits(batch, ahead=0, num_last=1))
+    plain = torch.cat(steps, 1)
     cached, batch = make_cached(), _prompts(inputs)
     cached.logits(batch, ahead=0, num_last=1)
     extend(batch, kept[:, :1])
@@ -212,14 +217,6 @@ def _random_tokens(model: PreTrainedModel, num_rows: int, width: int, seed: int)
 
 def _prompts(inputs: Inputs) -> Batch:
     return Batch(inputs.input_ids, inputs.prompt.padding, inputs.input_ids.shape[1] + 8)
-
-
-def _plain_steps(cached: UniversalModel, batch: Batch, tokens: Tensor) -> Iterator[Tensor]:
-    """Logits `(batch, 1, vocab)` after the prompts of `batch` and after each of `tokens (batch, n)`, fed one at a time."""
-    yield cached.logits(batch, ahead=0, num_last=1)
-    for i in range(tokens.shape[1]):
-        extend(batch, tokens[:, i : i + 1])
-        yield cached.logits(batch, ahead=0, num_last=1)
 
 
 def extend(batch: Batch, tokens: Tensor, by: list[int] | None = None) -> None:

@@ -86,14 +86,10 @@ class RaggedLayer(CacheLayerMixin):
             return
         if indices == sorted(set(indices)):  # rows only move up: in place, and only those that move
             leaving = [row for row in range(self.cache.num_rows) if row not in indices]
-            moved = [lane for lane, row in enumerate([*indices, *leaving]) if lane != row]
-            if not moved:
-                return
-            for part in (self.keys, self.values):
-                behind = torch.stack([part[lane] for lane in leaving])
-                for lane in range(moved[0], len(indices)):
-                    part[lane] = part[indices[lane]]
-                part[len(indices) : self.cache.num_rows] = behind
+            moved = [(lane, row) for lane, row in enumerate([*indices, *leaving]) if lane != row]
+            if moved:
+                goal, source = uploaded(moved, self.keys.device).T
+                self.keys[goal], self.values[goal] = self.keys[source], self.values[source]
         else:
             index = uploaded(indices, self.keys.device)
             self.keys, self.values = self.keys.index_select(0, index), self.values.index_select(0, index)
