@@ -74,26 +74,24 @@ class RaggedModel(CachedModel):
         # Without filler each row goes on where its cache ends, which is there as a tensor already.
         first = self.seen if not has_filler else batch.lengths - batch.padding + (ahead - width)
         input_ids = self._input_ids(batch, ahead, width)
-        if not has_filler and min(ends) == end:
-            self.cache.slots = None
-            queries = torch.arange(end - width, end, device=self.device).expand(len(ends), -1)
-            position_ids = queries if nodes is None else nodes.positions(queries)
-            # An empty cache or a single query: the model's own masks, and with them plain decoding's kernels.
-            own_masks = nodes is None and (width == 1 or end == width)
-            attention_mask = None if own_masks else self.layers.masks(queries, self.cache, self.dtype, nodes)
-        else:
-            self.cache.slots = queries = columns_from(first.to(self.device), width)
-            if has_filler:
-                is_filler = queries < self.seen.to(self.device)[:, None]
-                self.cache.slots = queries.masked_fill(is_filler, self.cache.capacity - 1)
-                queries = queries.masked_fill(is_filler, 0)
-            if self.cache.is_prompt and is_filler is not None:
-                attention_mask = (~is_filler).long()
-            else:
-                attention_mask = self.layers.masks(queries, self.cache, self.dtype, nodes, is_filler)
-            positions = queries if nodes is None else nodes.positions(queries)
+        are_equal = not has_filler and min(ends) == end
+        queries = columns_from(first.to(self.device), width)
+        self.cache.slots = None if are_equal else queries
+        if has_filler:
+            is_filler = queries < self.seen.to(self.device)[:, None]
+            self.cache.slots = queries.masked_fill(is_filler, self.cache.capacity - 1)
+            queries = queries.masked_fill(is_filler, 0)
+        position_ids = queries if nodes is None else nodes.positions(queries)
+        if end > batch.max_position + 1:
             # A row near the maximum length may be fed beyond it, because others draft further: nothing reads that.
-            position_ids = positions.clamp(max=batch.max_position) if end > batch.max_position + 1 else positions
+            position_ids = position_ids.clamp(max=batch.max_position)
+        if are_equal and nodes is None and (width == 1 or end == width):
+            # An empty cache or a single query: the model's own masks, and with them plain decoding's kernels.
+            attention_mask = None
+        elif self.cache.is_prompt and is_filler is not None:
+            attention_mask = (~is_filler).long()
+        else:
+            attention_mask = self.layers.masks(queries, self.cache, self.dtype, nodes, is_filler)
 
         self.cache.recurrence.begin(self.host_seen, width, ahead, is_filler)
         keep = {"logits_to_keep": num_last} if self.accepts_logits_to_keep else {}
