@@ -61,7 +61,7 @@ def nothing_optimized(monkeypatch):
 @pytest.fixture
 def emulated(tmp_path, monkeypatch):
     """In place of the compiler, which takes half a minute."""
-    return install(tmp_path, monkeypatch)
+    return install(tmp_path / "passes", monkeypatch)
 
 
 @pytest.fixture(autouse=True)

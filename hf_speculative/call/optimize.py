@@ -16,12 +16,12 @@ class Execution:
     """How the passes of a call are executed.
 
     Attributes:
-        packs: pack the linear layers of an attached model; "auto": those that are faster packed.
+        packs: pack the linear layers of an attached model that are faster packed.
         compile: compile passes; "auto": use a compiled file if there is one, and make it in the background.
         captures: capture passes as CUDA graphs.
     """
 
-    packs: bool | str = False
+    packs: bool = False
     compile: bool | str = False
     captures: bool = False
 
@@ -39,13 +39,11 @@ def execution_of(optimize: bool | str | None, device: torch.device) -> Execution
         return EAGER
     if device.type == "cuda":
         return Execution(compile=True, captures=True)
-    return Execution(packs="auto", compile="auto" if is_auto else True)
+    return Execution(packs=True, compile="auto" if is_auto else True)
 
 
 def pack(model: PreTrainedModel, execution: Execution) -> None:
     """Pack the weights of `model` as a call reads them, those that were read since again."""
-    if not execution.packs:
-        return
-    is_ahead = bool(execution.compile) and artifacts.unsupported_reason(model) is None
-    if not execution.captures and (execution.compile is not True or is_ahead):
-        packing.pack_weights(model, has_small=is_ahead or execution.packs is True)
+    is_ahead = execution.packs and bool(execution.compile) and artifacts.unsupported_reason(model) is None
+    if execution.packs and (is_ahead or execution.compile is not True):
+        packing.pack_weights(model, has_small=is_ahead)

@@ -47,7 +47,6 @@ def compile_command(settings: Options) -> None:
 
     Files lie in HF_HOME/hf_speculative/passes, or in the folder that HF_SPECULATIVE_PASSES names.
     """
-    model, as_json = settings.model, settings.json
     err = Console(stderr=True, highlight=False)
     with ends_at_once(), err.status("loading the models"):
         from ..call.optimize import Execution, pack
@@ -55,13 +54,13 @@ def compile_command(settings: Options) -> None:
         from ..models.packed_layers import packed_of
 
         quiet_transformers()
-        names = ("MODEL", "--draft-model")
+        machine, names = Machine(settings.dtype, "cpu"), ("MODEL", "--draft-model")
         target, draft, *_ = load_pair(
-            model, settings.draft_model, Machine(settings.dtype, "cpu"), names, needs_draft=model is None
+            settings.model, settings.draft_model, machine, names, needs_draft=settings.model is None
         )
     made = []
     for role, one, recorded in _passes(target, draft):
-        pack(one, Execution(packs="auto", compile=True))
+        pack(one, Execution(packs=True, compile=True))
         is_there, start = artifacts.files_of(one, recorded).are_there, time.perf_counter()
         try:
             if reason := eager_reason(one):
@@ -75,13 +74,13 @@ def compile_command(settings: Options) -> None:
         made.append(
             {"role": role, "files": files, "packed": num_packed, "was_there": is_there, "seconds": round(seconds, 1)}
         )
-        if not as_json:
+        if not settings.json:
             done = "was there already" if is_there else f"made in {seconds:.0f} s"
             states = f", giving the states of layers {', '.join(map(str, recorded))} to the head" * bool(recorded)
             on_packed = f", {num_packed} linear layers packed" * bool(num_packed)
-            made_of = ", ".join(files)
-            Console(highlight=False).print(Text(f"{role}: {done}{states}{on_packed}: {made_of}"), soft_wrap=True)
-    if as_json:
+            text = f"{role}: {done}{states}{on_packed}: {', '.join(files)}"
+            Console(highlight=False).print(Text(text), soft_wrap=True)
+    if settings.json:
         typer.echo(json.dumps(made))
 
 

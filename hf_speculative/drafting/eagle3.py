@@ -17,8 +17,8 @@ from ..models import (
     AttentionLayers,
     CompiledPass,
     Nodes,
+    compiled_pass,
     fed_slots,
-    head_pass,
     nodes_of,
     num_logits,
     with_folded_attention,
@@ -223,7 +223,7 @@ class Eagle3Source(HeadSource):
         return self.in_trees(self.kind(self.draft_model, model))
 
     def drafter(self, call: BuildContext) -> Drafter:
-        one_pass = head_pass(self.draft_model, call.compile)
+        one_pass = compiled_pass(self.draft_model, call.compile)
         return self.in_trees(self.kind(self.draft_model, call.model, one_pass))
 
 

@@ -7,9 +7,9 @@ from .cached_model import device_of, max_positions_of, modes_of_a_call, num_logi
 from .choice import LAYER_TYPES, Path, choose, choose_for
 from .early_exit import EarlyExitModel
 from .execution import (
+    compiled_pass,
     eager_reason,
     has_compiled_passes,
-    head_pass,
     how_passes_run,
     multimodal_model,
     note_decoded,

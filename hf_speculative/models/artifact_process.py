@@ -29,7 +29,7 @@ def main(place: Path) -> None:
         path, recorded = Path(asked["path"]), tuple(asked["recorded"])
         if artifacts.path_of(model, recorded) != path:
             path.parent.mkdir(parents=True, exist_ok=True)
-            artifacts.foreground_of(path).write_text("a model built from the config alone is another one")
+            path.with_suffix(artifacts.FOREGROUND).write_text("a model built from the config alone is another one")
             return
         with FileLock(path.parent / "making.lock"):  # one process at a time
             artifacts.make(model, recorded=recorded)

@@ -11,12 +11,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from filelock import FileLock
@@ -31,11 +29,11 @@ from .attention import with_folded_attention
 from .bound import BoundPass, Moved, PassOfPieces
 from .described import NOT_OF_LAYERS, described, digest, suffix_of_packed
 from .packed_layers import packed_of
-from .packed_parameters import own_parameters, parameters_of
-from .pieces import CannotCut, Pieces, pieces_of
+from .packed_parameters import own_tensors, parameters_of
+from .pieces import CannotCut, pieces_of
 from .shallow import has_own_forward, install_capturing_hooks
 from .states import only_capture
-from .traced import HeadPass, Pass, TracedPass
+from .traced import HeadPass, Pass, TracedPass, sizes_that_vary
 
 #: the environment variable with the folder of the files; `OFF`: `optimize="auto"` neither uses nor makes files
 FOLDER, OFF = "HF_SPECULATIVE_PASSES", "off"
@@ -45,6 +43,8 @@ SECONDS_A_LAYER, BYTES_A_SECOND = 3e-4, 2e10
 LEAST_SHARE = 0.1
 #: free bytes on the disk that making a file needs
 LEAST_FREE = 2**26
+#: suffixes of notes beside files: why there is none, why a background process cannot make it, why it is one and no pieces
+FAILED, FOREGROUND, WHOLE = ".txt", ".foreground.txt", ".whole.txt"
 #: of a file, on tensors as the pass it was made of takes them; `None` where it was made for other weights than there are now
 CompiledPass = Callable[[list[Tensor]], list[Tensor] | None]
 _started: set[str] = set()
@@ -68,8 +68,7 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
         return "is in training mode"
     if any(module._forward_pre_hooks or has_own_forward(module) for module in modules) or not only_capture(modules):
         return "has hooks, or a `forward` of its own"
-    tensors = chain.from_iterable(chain(own_parameters(module), module._buffers.values()) for module in modules)
-    if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors if tensor is not None):
+    if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in own_tensors(modules)):
         return "has weights of a form of their own"
     if getattr(model, "hf_quantizer", None) is not None:
         return "is quantised"
@@ -93,39 +92,19 @@ def path_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Path:
     return folder() / f"{described(model, model.config)}{states}{suffix_of_packed(model)}.pt2"
 
 
-def note_of(path: Path) -> Path:
-    """The path of the note that says why there is no file."""
-    return path.with_suffix(".txt")
-
-
-def foreground_of(path: Path) -> Path:
-    """The path of the note that says why a background process cannot make it."""
-    return path.with_suffix(".foreground.txt")
-
-
-def whole_of(path: Path) -> Path:
-    """The path of the note that says why a pass is one file instead of pieces."""
-    return path.with_suffix(".whole.txt")
-
-
 @dataclass(frozen=True)
 class Files:
     """A pass and its files.
 
     Attributes:
         whole: the pass.
-        pieces: its pieces; `None`: it is one file.
-        paths: of the files, one for each piece.
+        parts: its pieces, or the pass itself, if it is one file.
+        paths: of their files; equal pieces share one.
     """
 
     whole: TracedPass
-    pieces: Pieces | None
-    paths: tuple[Path, ...]
-
-    @property
-    def parts(self) -> list[nn.Module]:
-        """The module of each of the `paths`."""
-        return [self.whole] if self.pieces is None else list(self.pieces)
+    parts: list[nn.Module]
+    paths: list[Path]
 
     @property
     def modules(self) -> dict[Path, nn.Module]:
@@ -136,22 +115,14 @@ class Files:
     def are_there(self) -> bool:
         return all(path.exists() for path in self.paths)
 
-    def load(self, places: Mapping[Path, Path] | None = None) -> BoundPass | PassOfPieces:
-        """Load the pass on the model's own weights.
-
-        Args:
-            places: temporary paths of files that were not moved yet.
-        """
+    def load(self) -> BoundPass | PassOfPieces:
+        """Load the pass on the model's own weights."""
         with ExitStack() as stack:
-            packages = {}
-            for path in {*self.paths}:
-                packages[path] = exported.CompiledPackage((places or {}).get(path, path))
-                stack.callback(packages[path].close)
-            bound = [exported.load(packages[path], module) for path, module in zip(self.paths, self.parts, strict=True)]
-        if self.pieces is None:
+            packages = {path: stack.enter_context(closing(exported.CompiledPackage(path))) for path in {*self.paths}}
+            bound = [exported.load(packages[path], part) for path, part in zip(self.paths, self.parts, strict=True)]
+        if len(bound) == 1:
             return bound[0]
-        before, *layers, after = bound
-        return PassOfPieces(before, layers, after, self.pieces.uses, self.whole.recorded)
+        return PassOfPieces(bound, self.whole.recorded)
 
 
 def files_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Files:
@@ -161,19 +132,20 @@ def files_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Files:
         recorded: indices of transformers' `hidden_states` that they return beside logits; here and below.
     """
     whole, path = _pass(model, recorded), path_of(model, recorded)
-    if not isinstance(whole, Pass) or whole_of(path).exists():
-        return Files(whole, None, (path,))
+    if not isinstance(whole, Pass) or path.with_suffix(WHOLE).exists():
+        return Files(whole, [whole], [path])
     try:
-        pieces = pieces_of(whole)
+        before, *layers, after = pieces_of(whole)
     except CannotCut:
-        return Files(whole, None, (path,))
-    config = model.config
-    rest = described(pieces.before, config), described(pieces.after, config)
-    layers = (
-        f"{described(layer, config, *NOT_OF_LAYERS)}-{digest([layer.call, layer.sizes])[:8]}" for layer in pieces.layers
-    )
-    names = zip((rest[0], *layers, rest[1]), pieces, strict=True)
-    return Files(whole, pieces, tuple(folder() / f"{name}{suffix_of_packed(piece)}.pt2" for name, piece in names))
+        return Files(whole, [whole], [path])
+    names = [described(before, model.config)]
+    for layer in layers:
+        called = digest([layer.call, sizes_that_vary(*layer.samples)])
+        names.append(f"{described(layer, model.config, *NOT_OF_LAYERS)}-{called[:8]}")
+    names.append(described(after, model.config))
+    pieces = [before, *layers, after]
+    paths = [folder() / f"{name}{suffix_of_packed(piece)}.pt2" for name, piece in zip(names, pieces, strict=True)]
+    return Files(whole, pieces, paths)
 
 
 def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> BoundPass | PassOfPieces | None:
@@ -219,9 +191,10 @@ def make(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> list[Path]:
 def _made(model: PreTrainedModel, recorded: tuple[int, ...]) -> list[Path]:
     path = path_of(model, recorded)
     _missing.clear()  # file times may be a few milliseconds behind
+    note = path.with_suffix(FAILED)
     with FileLock(path.with_suffix(".lock")):
-        if note_of(path).exists():
-            raise CannotCompile(note_of(path).read_text())
+        if note.exists():
+            raise CannotCompile(note.read_text())
         while True:
             files = files_of(model, recorded)
             try:
@@ -229,13 +202,12 @@ def _made(model: PreTrainedModel, recorded: tuple[int, ...]) -> list[Path]:
             except Moved as error:
                 raise CannotCompile(str(error)) from error
             except Exception as error:  # torch's compiler raises many kinds; passes then run eagerly
-                reason = _short(error)
-                place = note_of(path) if files.pieces is None else whole_of(path)
-                place.write_text(reason)
-                if files.pieces is None:
-                    raise CannotCompile(reason) from error
-            else:
-                return list(files.modules)
+                if len(files.parts) > 1:
+                    path.with_suffix(WHOLE).write_text(_short(error))
+                    continue
+                note.write_text(_short(error))
+                raise CannotCompile(_short(error)) from error
+            return list(files.modules)
 
 
 def _short(error: Exception) -> str:
@@ -247,12 +219,12 @@ def _make(files: Files) -> None:
     missing = {path: module for path, module in files.modules.items() if not path.exists()}
     with tempfile.TemporaryDirectory(dir=folder()) as place:
         begun = {path: Path(place) / path.name for path in missing}
-        for path, module in hf_logging.tqdm(
-            missing.items(), f"compiling {type(files.whole.model).__name__}", disable=not missing
-        ):
+        bar = hf_logging.tqdm(missing.items(), f"compiling {type(files.whole.model).__name__}", disable=not missing)
+        for path, module in bar:
             exported.compile_to(begun[path], module)
         if missing:
-            exported.check(files.load(begun), files.whole)
+            not_moved = replace(files, paths=[begun.get(path, path) for path in files.paths])
+            exported.check(not_moved.load(), files.whole)
         for path, made in begun.items():
             made.replace(path)
 
@@ -277,8 +249,8 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
     if is_head(model):
         return  # transformers could not build it from its config
     path = path_of(model, recorded)
-    notes = note_of(path), foreground_of(path)
-    if path.name in _started or any(note.exists() for note in notes) or _has_no_power_to_spare():
+    has_failed = any(path.with_suffix(suffix).exists() for suffix in (FAILED, FOREGROUND))
+    if path.name in _started or has_failed or _has_no_power_to_spare():
         return
     _started.add(path.name)
     logger.warning(
@@ -287,14 +259,15 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
     )
     place = tempfile.mkdtemp(prefix="hf_speculative-")
     model.config.save_pretrained(place)
-    asked: dict[str, Any] = {
+    asked = {
+        "path": str(path),
+        "packed": list(packed_of(model)),
+        "recorded": recorded,
         "dtype": str(model.dtype).removeprefix("torch."),
         "attention": attention_name(model.config),
         # `.to(dtype)` casts buffers as well, which a model that is made or loaded in `dtype` has in float32.
         "is_cast": all(buffer.dtype == model.dtype for buffer in model.buffers() if buffer.is_floating_point()),
     }
-    asked |= {"path": str(path), "packed": list(packed_of(model))}
-    asked["recorded"] = recorded
     (Path(place) / "asked.json").write_text(json.dumps(asked))
     command = [sys.executable, "-m", "hf_speculative.models.artifact_process", place]
     silent = subprocess.DEVNULL
@@ -313,6 +286,5 @@ def _has_no_power_to_spare() -> bool:
 def _pass(model: PreTrainedModel, recorded: tuple[int, ...]) -> TracedPass:
     if recorded:
         install_capturing_hooks(model)  # before a copy shares its layers
-        return Pass(with_folded_attention(model), recorded)
-    kind = HeadPass if is_head(model) else Pass
-    return kind(with_folded_attention(model))
+    folded = with_folded_attention(model)
+    return HeadPass(folded) if is_head(model) else Pass(folded, recorded)

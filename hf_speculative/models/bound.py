@@ -6,7 +6,8 @@ all weights, and is not run again: the call goes on eagerly, and the next call b
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -36,13 +37,11 @@ class BoundPass:
 
     def __init__(self, compiled: CompiledFunction, plain: Mapping[str, Tensor], packed: Mapping[str, PackedParameters]):
         self.compiled, self.packed = compiled, list(packed.values())
-        self.copies = [parameters for parameters in self.packed if parameters.stamp is not None]
         self.lock, self.is_over = threading.Lock(), False
-        weights = dict(plain)
-        for name, parameters in packed.items():
-            if (weight := parameters.read_by(self)) is None:
-                raise Moved(f"{name}, which was packed, became plain")
-            weights[name] = weight
+        read = {name: parameters.read_by(self) for name, parameters in packed.items()}
+        if moved := [name for name, weight in read.items() if weight is None]:
+            raise Moved(f"{moved[0]}, which was packed, became plain")
+        weights = dict(plain) | cast("dict[str, Tensor]", read)
         self.places = [id(weights[name]) for name in packed]
         with self.lock, torch.inference_mode(False):
             # torch keeps the very tensors it is given here for good: it is given some of our own, which are emptied in the end.
@@ -56,7 +55,7 @@ class BoundPass:
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor] | None:
         """Run the pass; `None`, without running it, if a packed weight became plain."""
-        if not all(parameters.is_up_to_date() for parameters in self.copies):
+        if not all(parameters.is_up_to_date() for parameters in self.packed):
             return None
         with self.lock:
             return None if self.is_over else self.compiled.run(inputs)
@@ -77,23 +76,16 @@ class PassOfPieces:
     """Run the pieces of a pass in order, with the interface of a `BoundPass`.
 
     Args:
-        before, layers, after: see `pieces.Pieces`.
-        uses: the shared tensors that each layer takes.
+        pieces: bound, see `pieces_of`.
         recorded: the layers whose states a pass returns.
     """
 
-    def __init__(
-        self,
-        before: BoundPass,
-        layers: Sequence[BoundPass],
-        after: BoundPass,
-        uses: Sequence[tuple[int, ...]],
-        recorded: tuple[int, ...],
-    ):
-        self.before, self.layers, self.after, self.uses = before, layers, after, uses
+    def __init__(self, pieces: list[BoundPass], recorded: tuple[int, ...]):
+        self.pieces = pieces
+        self.before, *self.layers, self.after = pieces
         self.kept_at: dict[int, list[int]] = {}
         for place, layer in enumerate(recorded):
-            self.kept_at.setdefault(layer % (len(layers) + 1), []).append(place)
+            self.kept_at.setdefault(layer % (len(self.layers) + 1), []).append(place)
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor] | None:
         """Run the pass. If it ends midway, the next pass overwrites the keys and values that it wrote."""
@@ -104,21 +96,16 @@ class PassOfPieces:
         states, places, *shared = found
         slots, columns, record = inputs[4], inputs[NUM_PLACES], inputs[NUM_PLACES + 1]
         caches = inputs[len(inputs) - 2 * num_layers :]
-        given = {uses: [shared[index] for index in uses] for uses in set(self.uses)}
-        for index, (layer, uses) in enumerate(zip(self.layers, self.uses, strict=True)):
+        for index, layer in enumerate(self.layers):
             for place in self.kept_at.get(index, ()):
                 size = states.shape[2]
                 rows, slots_of_rows = in_rows(places, places.device)
                 record[rows, slots_of_rows, place * size : (place + 1) * size] = states
-            found = layer([states, places, slots, *given[uses], caches[index], caches[num_layers + index]])
+            found = layer([states, places, slots, *shared, caches[index], caches[num_layers + index]])
             if found is None:
                 return None
             (states,) = found
         return self.after([states, columns])
-
-    @property
-    def pieces(self) -> list[BoundPass]:
-        return [self.before, *self.layers, self.after]
 
     def is_current(self) -> bool:
         """Whether the packed weights of all pieces are still those of the model."""
@@ -130,6 +117,5 @@ def _empty(aliases: list[Tensor]) -> None:
     # Garbage may be collected while a model is loaded on "meta", or traced on fake tensors.
     with without_modes():
         for alias in aliases:
-            alias.data = (
-                torch.zeros(1, 1, device="cpu").to_mkldnn() if alias.is_mkldnn else torch.empty(0, device="cpu")
-            )
+            nothing = torch.zeros(1, 1, device="cpu")
+            alias.data = nothing.to_mkldnn() if alias.is_mkldnn else nothing[:0]

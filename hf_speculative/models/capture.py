@@ -5,20 +5,14 @@ replays recorded operations on the CPU.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-
-class Capture(Protocol):
-    """Make a replay of a function of tensors.
-
-    A replay takes inputs of the same shapes, and returns tensors that the next replay overwrites. All else that the function
-    reads or writes has to stay at its address: weights, keys and values.
-    """
-
-    def __call__(self, function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Callable[..., Any]: ...
+#: Make a replay of a function of tensors. A replay takes inputs of the same shapes, and returns tensors that the next replay
+#: overwrites. All else that the function reads or writes has to stay at its address: weights, keys and values.
+Capture = Callable[[Callable[..., Any], tuple[Tensor, ...]], Callable[..., Any]]
 
 
 class CudaGraphs:
@@ -33,20 +27,17 @@ class CudaGraphs:
 
     def __call__(self, function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
         with torch.cuda.device(self.device):
-            return self._captured(function, inputs)
-
-    def _captured(self, function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
-        buffers = tuple(tensor.clone() for tensor in inputs)
-        # Lazy initialisation, as of cuBLAS, must not be captured. A repeated pass writes the same slots again.
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                function(*buffers)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            output = function(*buffers)
+            buffers = tuple(tensor.clone() for tensor in inputs)
+            # Lazy initialisation, as of cuBLAS, must not be captured. A repeated pass writes the same slots again.
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    function(*buffers)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool):
+                output = function(*buffers)
 
         def replay(*tensors: Tensor) -> Any:
             for buffer, tensor in zip(buffers, tensors, strict=True):

@@ -17,31 +17,23 @@ from .packed_layers import PLAIN, layout_of, packed_of
 from .packed_parameters import WEIGHT, named_parameters_of
 
 #: fields of a model's config that change nothing of its passes
-NOT_OF_PASSES = {
-    "_name_or_path",
-    "transformers_version",
-    "architectures",
-    "id2label",
-    "label2id",
-    "dtype",
-    "torch_dtype",
-}
+NOT_OF_PASSES = {"_name_or_path", "transformers_version", "architectures", "id2label", "label2id", "dtype"}
 #: fields of the config that change nothing of a layer
 NOT_OF_LAYERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
 #: attributes that change nothing of a module
-NOT_OF_MODULES = ("name_or_path", "layer_idx", "num_layers", "call", "samples", "sizes", "recorded")
+NOT_OF_MODULES = ("name_or_path", "layer_idx", "num_layers", "call", "samples", "recorded")
 #: modules whose source decides what is compiled
-OWN_SOURCES = (
-    "exported.py",
-    "traced.py",
-    "pieces.py",
-    "masks.py",
-    "attention.py",
-    "packed_layers.py",
-    "fused_linears.py",
-    "places.py",
-    "states.py",
-)
+OWN_SOURCES = [
+    "exported",
+    "traced",
+    "pieces",
+    "masks",
+    "attention",
+    "packed_layers",
+    "fused_linears",
+    "places",
+    "states",
+]
 
 
 def described(model: nn.Module, config: PretrainedConfig, *others: str) -> str:
@@ -90,7 +82,7 @@ def _sources(model: nn.Module) -> str:
     """Hash the files that define the modules, and ours."""
     names = {_kind(module).__module__ for module in model.modules()}
     files = {getattr(sys.modules[name], "__file__", None) for name in names if not name.startswith("torch.")}
-    own = [str(Path(__file__).parent / name) for name in OWN_SOURCES]
+    own = [str(Path(__file__).parent / f"{name}.py") for name in OWN_SOURCES]
     texts = [Path(name).read_bytes() for name in sorted(filter(None, files)) + own if Path(name).exists()]
     return hashlib.sha256(b"".join(texts)).hexdigest()
 

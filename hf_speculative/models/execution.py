@@ -35,17 +35,15 @@ def ragged_model(
     """A ragged model whose passes run as asked, or eagerly where they cannot (`eager_reason`).
 
     Args:
-        compile: "auto" uses passes that were compiled ahead of time, and starts to compile where that pays.
+        compile: as in `compiled_pass`.
         is_static: eager passes have static shapes as well.
     """
-    eager = StaticModel if is_static else RaggedModel
-    if not (compile or cuda_graphs) or eager_reason(model) is not None:
-        return eager(model, clamp_ids)
-    run = None if cuda_graphs or not compile else _ahead_of_time(model, waits=compile is True)
+    run = None if cuda_graphs else compiled_pass(model, compile)
     if run is not None:
         return AheadModel(model, clamp_ids, one_pass=run)
-    if compile and not cuda_graphs and (compile == "auto" or artifacts.unsupported_reason(model) is None):
-        return eager(model, clamp_ids)
+    in_process = cuda_graphs or (compile is True and artifacts.unsupported_reason(model) is not None)
+    if not in_process or eager_reason(model) is not None:
+        return (StaticModel if is_static else RaggedModel)(model, clamp_ids)
     packing.unpack_weights(model)
     return StaticModel(model, clamp_ids, compile is True, CudaGraphs(device_of(model)) if cuda_graphs else None)
 
@@ -53,10 +51,8 @@ def ragged_model(
 def multimodal_model(
     model: PreTrainedModel, inputs: Inputs, clamp_ids: bool = False, compile: bool | str = False
 ) -> MultimodalModel:
-    """A ragged model for a prompt of more than ids; `compile` as in `recording_model`."""
-    run = None
-    if compile and eager_reason(model) is None:
-        run = _ahead_of_time(model, waits=compile is True)
+    """A ragged model for a prompt of more than ids; `compile` as in `compiled_pass`."""
+    run = compiled_pass(model, compile)
     if run is None:
         return MultimodalModel(model, inputs, clamp_ids)
     return AheadMultimodalModel(model, inputs, clamp_ids, one_pass=run)
@@ -75,44 +71,26 @@ def recording_model(
 
     Args:
         keep: outputs for `step_output`, which only the universal path has.
-        compile: on the ragged path, use passes compiled ahead of time; "auto": where they exist. Others are eager.
+        compile: on the ragged path, as in `compiled_pass`. Others are eager.
         is_static: as in `ragged_model`.
     """
     if path.name != "ragged":
         return RecordingUniversalModel(model, inputs, layers, keep)
-    run = None
-    if compile and eager_reason(model) is None:
-        run = _ahead_of_time(model, waits=compile is True, recorded=layers)
+    run = compiled_pass(model, compile, layers)
     if run is None:
         return (StaticRecordingModel if is_static else RecordingModel)(model, layers)
     return AheadRecordingModel(model, layers, clamp_ids=False, one_pass=run)
 
 
-def has_compiled_passes(model: PreTrainedModel, waits: bool = False) -> bool:
-    """Whether passes of `model`, as it is now, run from a file.
-
-    Args:
-        waits: wait for the file.
-    """
-    can_be = choose(model).name == "ragged" and eager_reason(model) is None
-    return can_be and _ahead_of_time(model, waits) is not None
+def has_compiled_passes(model: PreTrainedModel, compile: bool | str) -> bool:
+    """Whether passes of `model`, as it is now, run from a file; `compile` as in `compiled_pass`."""
+    return choose(model).name == "ragged" and compiled_pass(model, compile) is not None
 
 
 def note_decoded(models: Iterable[PreTrainedModel | None], seconds: float) -> None:
     """Add decoding time of `models`; after enough of it their passes are compiled."""
     for kept in (kept_with(model) for model in models if model is not None):
         kept[note_decoded] = kept.get(note_decoded, 0.0) + seconds
-
-
-def head_pass(model: PreTrainedModel, compile: bool | str) -> artifacts.CompiledPass | None:
-    """The compiled pass of a draft head, a `HeadPass`; `None`: run it eagerly.
-
-    Args:
-        compile: "auto" uses one that was compiled ahead of time, if there is one.
-    """
-    if not compile or eager_reason(model) is not None:
-        return None
-    return _ahead_of_time(model, waits=compile is True)
 
 
 def how_passes_run(compile: bool | str | None, *models: PreTrainedModel | None) -> tuple[Hashable, ...]:
@@ -144,39 +122,41 @@ def eager_reason(model: PreTrainedModel) -> str | None:
     return None
 
 
-def _ahead_of_time(
-    model: PreTrainedModel, waits: bool, recorded: tuple[int, ...] = ()
+def compiled_pass(
+    model: PreTrainedModel, compile: bool | str, recorded: tuple[int, ...] = ()
 ) -> artifacts.CompiledPass | None:
-    """The compiled pass of `model`, as it is now; `None` where there is none, or none yet.
+    """The pass of `model`, as it is now, that was compiled ahead of time; `None`: run it eagerly.
 
     Args:
-        waits: wait for the file.
+        compile: True makes missing files and waits for them; "auto" uses those that exist, and starts to make them where
+            that pays.
         recorded: the hidden states that it returns as well.
     """
-    if artifacts.unsupported_reason(model) is not None:
+    if not compile or eager_reason(model) is not None or artifacts.unsupported_reason(model) is not None:
         return None
     packing.renew(model)
-    if packing.is_partial(model):  # each subset of packed layers would need a file of its own
-        packing.keep_plain(
-            model, "in compiled passes, since other code refers to some of their weights, or often reads them"
-        )
-    kept = pool.kept(model)
-    run = kept.artifacts.get(recorded)
-    if run is not None and not run.is_current():
-        run = None
-    if run is None and waits:
+    packing.unpack_partial(model)
+    kept = pool.kept(model).artifacts
+    run = kept.get(recorded)
+    if run is None or not run.is_current():
+        kept.pop(recorded, None)
+        run = _found(model, compile is True, recorded)
+        if run is not None:
+            kept[recorded] = run
+    return run
+
+
+def _found(
+    model: PreTrainedModel, waits: bool, recorded: tuple[int, ...]
+) -> artifacts.BoundPass | artifacts.PassOfPieces | None:
+    if waits:
         try:
-            artifacts.make(model, recorded=recorded)
+            artifacts.make(model, recorded)
         except artifacts.CannotCompile as error:
-            warnings.warn(f"passes of {type(model).__name__} are not compiled, and run eagerly: {error}.", stacklevel=2)
+            warnings.warn(f"passes of {type(model).__name__} are not compiled, and run eagerly: {error}.", stacklevel=3)
             return None
-    if run is None:
-        run = artifacts.find(model, recorded)
-        has_decoded = kept_with(model).get(note_decoded, 0.0) >= ENOUGH_SECONDS
-        if run is None and has_decoded and artifacts.pays(model):
-            artifacts.start(model, recorded)
-    if run is not None:
-        kept.artifacts[recorded] = run
-    else:
-        kept.artifacts.pop(recorded, None)
+    run = artifacts.find(model, recorded)
+    has_decoded = kept_with(model).get(note_decoded, 0.0) >= ENOUGH_SECONDS
+    if run is None and has_decoded and artifacts.pays(model):
+        artifacts.start(model, recorded)
     return run

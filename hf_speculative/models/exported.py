@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ..hf_compat.compiled import CompiledPackage
 from .bound import BoundPass, Moved
-from .packed_layers import layout_of, packed_of
+from .packed_layers import for_compiler, layout_of, packed_of
 from .packed_parameters import WEIGHT, named_parameters_of
-from .traced import TracedPass
+from .traced import COLUMNS, MAX_COLUMNS, TracedPass, sizes_that_vary
 
 #: rows, columns, slots and tree nodes of the passes on which files are tested
 TRIED = ((1, 1, 7, 1), (1, 5, 40, 1), (3, 1, 9, 1), (2, 4, 33, 3), (2, 40, 0, 1), (1, 9, 21, 8))
@@ -35,11 +35,18 @@ class Differs(RuntimeError):
 
 def export(module):
     """Export a `TracedPass` or a piece of one, for all sizes from 2, as a `torch.export.ExportedProgram`."""
+    from torch.export import Dim  # the compiler: heavy, and not needed to run what it made
     from torch.fx.experimental import _config as symbolic_shapes
 
+    def dim(times: int, pair: tuple[int, int]):
+        most = MAX_COLUMNS if pair == COLUMNS else None
+        return times * Dim("size_{}_{}".format(*pair), min=2, max=most)
+
+    samples = module.samples
+    sizes = tuple({axis: dim(*size) for axis, size in varying.items()} for varying in sizes_that_vary(*samples))
     # Symbolic sizes are not specialised to 0 and 1.
     with torch.no_grad(), symbolic_shapes.patch(backed_size_oblivious=True):
-        return torch.export.export(module, module.example, dynamic_shapes=module.shapes(), strict=False)
+        return torch.export.export(module, samples[0], dynamic_shapes=(sizes,), strict=False)
 
 
 def compile_to(path: Path, module) -> None:
@@ -49,10 +56,11 @@ def compile_to(path: Path, module) -> None:
         Exception: torch cannot export or compile it.
     """
     from torch._inductor import aoti_compile_and_package
+    from torch.fx.experimental import proxy_tensor
 
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own deprecations
-        program = export(module.for_compiler())
+        program = export(for_compiler(module))
         settings = {
             "aot_inductor.package_constants_in_so": False,
             "aot_inductor.metadata": {"packed": json.dumps(layout_of(packed_of(module)))},
@@ -61,14 +69,8 @@ def compile_to(path: Path, module) -> None:
         try:
             aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
         finally:
-            _forget_tracing()
-
-
-def _forget_tracing() -> None:
-    """Release the last traced graph, which torch keeps until the next trace, and with it the model's weights."""
-    from torch.fx.experimental import proxy_tensor
-
-    getattr(proxy_tensor, "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", {}).clear()
+            # torch keeps the last traced graph until the next trace, and with it the model's weights.
+            getattr(proxy_tensor, "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", {}).clear()
 
 
 @torch.no_grad()
@@ -81,8 +83,8 @@ def check(compiled: Callable[[list[Tensor]], list[Tensor] | None], module: Trace
     """
     num_others = 0
     for seed, (num_rows, num_columns, seen, num_nodes) in enumerate(TRIED):
-        inputs, others = (module.sample(num_rows, num_columns, seen, num_nodes, seed) for _ in range(2))
-        expected, found = module(*inputs), compiled(flat(*others))
+        inputs, others = (module.sample(num_rows, num_columns, seen, num_nodes, seed=seed) for _ in range(2))
+        expected, found = module(*inputs), compiled(list(others))
         if found is None:
             raise Moved("packed weights became plain")
         num_others += int((found[1] != module.likeliest(found[0])).sum())
@@ -99,12 +101,6 @@ def _is_close(one: Tensor, other: Tensor) -> bool:
     if one.dtype == torch.float32:
         return bool(error.max() <= LARGEST)
     return bool(error.max() <= LARGEST_IN_HALF) and bool(error.square().mean(-1).max() <= MEAN_IN_HALF**2)
-
-
-def flat(*inputs) -> list[Tensor]:
-    """The arguments of a pass's `forward` as a compiled pass takes them."""
-    *tensors, given, keys, values = inputs
-    return [*tensors, *given, *keys, *values]
 
 
 def load(package: CompiledPackage, module: nn.Module) -> BoundPass:

@@ -22,7 +22,7 @@ from transformers import Conv1D
 from ..hf_compat import OWNED_ONCE, has_onednn_bf16, has_placement_hook, is_compiled
 from .fused_linears import FusedLinears
 from .packed_parameters import Held, PackedParameters, hold, is_held, weight_of
-from .shallow import duplicate
+from .shallow import Kind, duplicate, exchanged
 
 #: columns of a pass for which oneDNN orders weights, the fastest order over all widths (docs/optimize.md)
 COLUMNS = 16
@@ -39,8 +39,8 @@ class Packed(nn.Module):
         if torch.compiler.is_compiling():
             return _uncompiled(self, input)
         parameters = self._parameters
-        held = getattr(parameters, "held", None)
-        if held is None or not _computes(cast(PackedParameters, parameters), input, held.packed):
+        held = getattr(parameters, "held", Held())
+        if held.packed is None or not _computes(cast(PackedParameters, parameters), input, held.packed):
             return super().forward(input)
         if (together := held.together) is None:
             return linear(input, held.packed, dict.get(parameters, "bias"))
@@ -51,7 +51,7 @@ class Packed(nn.Module):
 
     def __reduce_ex__(self, protocol):
         # A copy, and what is loaded from a file, is an ordinary layer.
-        return _empty, (PLAIN[type(self)],), vars(self) | {"_parameters": dict(self._parameters)}
+        return object.__new__, (PLAIN[type(self)],), vars(self) | {"_parameters": dict(self._parameters)}
 
 
 def _bias_of(together: FusedLinears) -> Tensor | None:
@@ -62,10 +62,6 @@ def _bias_of(together: FusedLinears) -> Tensor | None:
 def joined(biases: Sequence[Tensor | None]) -> Tensor | None:
     """The joined bias of fused layers, which all have one, or none has."""
     return None if biases[0] is None else torch.cat(cast("list[Tensor]", biases))
-
-
-def _empty(kind: type) -> nn.Module:
-    return cast(nn.Module, object.__new__(kind))
 
 
 def linear(input: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -105,15 +101,6 @@ class Traced(nn.Module):
         return self.together.part(self.index, input, lambda input: linear(input, cast(Tensor, weight), bias))
 
 
-class TracedLinear(Traced, nn.Linear):
-    """An `nn.Linear` on a packed weight, traced."""
-
-
-class TracedConv1D(Traced, Conv1D):
-    """GPT-2's linear layer on a packed weight, traced."""
-
-
-TRACED: dict[type, type[Traced]] = {nn.Linear: TracedLinear, Conv1D: TracedConv1D}
 PACKED: dict[type, type[Packed]] = {nn.Linear: PackedLinear, Conv1D: PackedConv1D}
 PLAIN: dict[type, type] = {packed: plain for plain, packed in PACKED.items()}
 
@@ -151,8 +138,9 @@ def packed_weight(modules: Sequence[nn.Module]) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), COLUMNS)
 
 
-def pack(modules: Sequence[nn.Module], packed: Tensor, is_shared: bool) -> bool:
-    """Replace the plain weights of layers by `packed_weight`, or keep both if `is_shared`; returns whether it succeeded."""
+def pack(modules: Sequence[nn.Module], is_shared: bool) -> bool:
+    """Replace the plain weights of layers by their `packed_weight`, or keep both if `is_shared`. False if it could not."""
+    packed = packed_weight(modules)
     for module in modules:
         if not isinstance(module._parameters, PackedParameters):
             module._parameters = PackedParameters(module._parameters)
@@ -168,11 +156,14 @@ def unpack(module: nn.Module) -> None:
         module.__class__ = PLAIN[type(module)]
 
 
-def traced(model: nn.Module) -> dict[str, nn.Module]:
-    """Twins of packed layers for the compiler, by name; the memory of their weights is never read."""
+def for_compiler(module: Kind) -> Kind:
+    """A shallow copy with twins of packed layers, products of their input and a parameter that lies as the packed weight does.
+
+    The memory of their weights is never read.
+    """
     twins: dict[str, nn.Module] = {}
-    for names in layout_of(packed_of(model)):
-        layers = [model.get_submodule(name) for name in names]
+    for names in layout_of(packed_of(module)):
+        layers = [module.get_submodule(name) for name in names]
         packed = cast(PackedParameters, layers[0]._parameters).packed
         assert packed is not None
         weight = nn.Parameter(torch.empty(packed.shape, dtype=packed.dtype), requires_grad=False)
@@ -182,12 +173,12 @@ def traced(model: nn.Module) -> dict[str, nn.Module]:
             for index, twin in enumerate(family):
                 twin.together, twin.index, twin.twins = together, index, family
         twins |= zip(names, family, strict=True)
-    return twins
+    return exchanged(module, twins)
 
 
 def _twin(layer: nn.Module, weight: nn.Parameter | None) -> Traced:
     twin = duplicate(layer)
-    twin.__class__ = TRACED[PLAIN[type(layer)]]
+    twin.__class__ = Traced
     twin._parameters = {"weight": weight, "bias": dict.get(layer._parameters, "bias")}
     return cast(Traced, twin)
 
@@ -197,7 +188,7 @@ def layout_of(packed: Mapping[str, PackedParameters]) -> list[list[str]]:
     lists: dict[tuple, dict[int, str]] = defaultdict(dict)
     for name, parameters in packed.items():
         parent, _, own = name.rpartition(".")
-        held = parameters.held or Held(torch.empty(0))  # it was restored meanwhile
+        held = parameters.held
         group = own if held.together is None else id(held.together)
         lists[(parent, group)][held.index] = name
     return sorted([names[index] for index in sorted(names)] for names in lists.values())

@@ -1,8 +1,9 @@
 """The parameters of a layer whose weight is packed: reading the weight restores the plain one, bit for bit."""
 
+import functools
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 from weakref import WeakSet
@@ -52,12 +53,12 @@ class Held:
     """The packed weight of a layer: read in one step, since another thread may restore the plain one meanwhile.
 
     Attributes:
-        packed: the weight as `(out, in)`, in oneDNN's blocks, with the rows of all that are packed
-            `together`.
+        packed: the weight as `(out, in)`, in oneDNN's blocks, with the rows of all that are packed `together`; `None` while
+            the plain one is there.
         together: the layers that this one is packed with, if there are some; it is the one at `index`.
     """
 
-    packed: Tensor
+    packed: Tensor | None = None
     together: FusedLinears | None = None
     index: int = 0
 
@@ -66,7 +67,7 @@ class PackedParameters(dict):
     """`_parameters` of a layer with a packed weight: reading restores the plain one.
 
     Attributes:
-        held: `None` while the plain weight is there.
+        held: the packed weight.
         is_apart: it is packed alone, even if its name says that it reads a shared input.
         is_plain_transposed: the plain one is `(in, out)`.
         stamp: of a weight that an embedding has as well, and that stays where it is.
@@ -74,7 +75,7 @@ class PackedParameters(dict):
         readers: compiled passes that read the packed weight, and let go of it before the plain one is back.
     """
 
-    held: Held | None = None
+    held: Held = Held()
     is_apart: bool = False
     is_plain_transposed: bool = False
     stamp: Stamp | None = None
@@ -83,13 +84,11 @@ class PackedParameters(dict):
 
     @property
     def packed(self) -> Tensor | None:
-        held = self.held
-        return None if held is None else held.packed
+        return self.held.packed
 
     @property
     def together(self) -> FusedLinears | None:
-        held = self.held
-        return None if held is None else held.together
+        return self.held.together
 
     def peek(self) -> Tensor:
         """The weight as a tensor of the right shape, type and device: its numbers are not there while it is packed."""
@@ -107,6 +106,7 @@ class PackedParameters(dict):
         """Whether torch counts no write to a shared weight since it was packed."""
         return self.stamp is None or self.stamp.fits(self.peek())
 
+    @torch.inference_mode(False)
     def restore(self) -> None:
         """Restore the plain weight, and those that are packed together with it."""
         with _lock:
@@ -120,12 +120,10 @@ class PackedParameters(dict):
                 parts = [plain] if together is None else together.split(plain, 0)
                 for member, part in zip(members, parts, strict=True):
                     if member is not None:
-                        member._write(
-                            part.contiguous() if together is None else part.clone(memory_format=torch.contiguous_format)
-                        )
+                        member._write(part.clone(memory_format=torch.contiguous_format))
                         member.num_restored += 1
             for member in filter(None, members):
-                member.held = member.stamp = None
+                member.held, member.stamp = Held(), None
                 member.readers = cast("WeakSet[Reader]", ())
 
     def separate(self) -> None:
@@ -143,28 +141,19 @@ class PackedParameters(dict):
     def _write(self, data: Tensor) -> None:
         weight = self.peek()
         weight.data = data
-        torch.autograd.graph.increment_version(
-            weight
-        )  # a graph that still knows it raises instead of using the wrong numbers
+        # A graph that still knows it raises instead of using the wrong numbers.
+        torch.autograd.graph.increment_version(weight)
 
     def _ask(self) -> None:
         if self.packed is not None and self.stamp is None:
-            self._restore_as_ever()
-
-    @torch.inference_mode(False)
-    def _restore_as_ever(self) -> None:
-        self.restore()
-
-    def _end(self, name=WEIGHT) -> None:
-        if name == WEIGHT:
-            self._restore_as_ever()
+            self.restore()
 
     def _all(self) -> dict:
         values = dict.copy(self)  # first, so that `hold` sees the reference
         self._ask()
         return values
 
-    # Reading restores the weight, ...
+    # Reading restores the weight, here and by `_reading`; writing does as well, by `_restoring`.
 
     def __getitem__(self, name):
         value = super().__getitem__(name)
@@ -178,57 +167,33 @@ class PackedParameters(dict):
             self._ask()
         return value
 
-    def items(self):
-        return self._all().items()
-
-    def values(self):
-        return self._all().values()
-
-    def copy(self):
-        return self._all()
-
-    def __or__(self, other):
-        return self._all() | other
-
     def __iter__(self):  # its being here makes `dict(...)` and `**` read item by item
         return super().__iter__()
 
     def __reduce_ex__(self, protocol):
         return dict, (self._all(),)
 
-    # ... and replacing it ends the packing.
 
-    def __setitem__(self, name, value):
-        self._end(name)
-        super().__setitem__(name, value)
+def _reading(method: Callable) -> Callable:
+    """A method by which all that dicts hold is read."""
+    return functools.wraps(method)(lambda self, *args: method(self._all(), *args))
 
-    def __delitem__(self, name):
-        self._end(name)
-        super().__delitem__(name)
 
-    def pop(self, name, *default):
-        self._end(name)
-        return super().pop(name, *default)
+def _restoring(method: Callable) -> Callable:
+    """A method by which dicts are written to, which ends the packing first."""
 
-    def popitem(self):
-        self._end()
-        return super().popitem()
+    @functools.wraps(method)
+    def restores(self: PackedParameters, *args, **kwargs):
+        self.restore()
+        return method(self, *args, **kwargs)
 
-    def setdefault(self, name, default=None):
-        self._end(name)
-        return super().setdefault(name, default)
+    return restores
 
-    def update(self, *others, **items):
-        self._end()
-        super().update(*others, **items)
 
-    def __ior__(self, other):
-        self._end()
-        return super().__ior__(other)
-
-    def clear(self):
-        self._end()
-        super().clear()
+for _name in ("items", "values", "copy", "__or__"):
+    setattr(PackedParameters, _name, _reading(getattr(dict, _name)))
+for _name in ("__setitem__", "__delitem__", "__ior__", "pop", "popitem", "setdefault", "update", "clear"):
+    setattr(PackedParameters, _name, _restoring(getattr(dict, _name)))
 
 
 def hold(members: Sequence[PackedParameters], packed: Tensor, is_shared: bool) -> bool:
@@ -243,7 +208,7 @@ def hold(members: Sequence[PackedParameters], packed: Tensor, is_shared: bool) -
             one.held = Held(packed, together, index)
         if not is_shared and any(map(is_held, members)):
             for one in members:
-                one.held = None
+                one.held = Held()
             return False
         for one in () if is_shared else members:
             weight = one.peek()
@@ -273,9 +238,11 @@ def named_parameters_of(model: nn.Module, remove_duplicate: bool = True) -> Iter
                 yield f"{path}.{name}" if path else name, cast(Tensor, weight)
 
 
-def own_parameters(module: nn.Module) -> Iterable[Tensor | None]:
-    """The same of `module` without its children: quick enough for every call."""
-    return dict.values(module._parameters)
+def own_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    """The same of `modules` without their children, and buffers: quick enough for every call."""
+    for module in modules:
+        own = (*dict.values(module._parameters), *module._buffers.values())
+        yield from (tensor for tensor in own if tensor is not None)
 
 
 def weight_of(module: nn.Module) -> Tensor:

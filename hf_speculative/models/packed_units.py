@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .fused_linears import families
-from .packed_layers import is_linear, is_packed, pack, packed_weight, unsupported_reason
+from .packed_layers import is_linear, is_packed, pack, unsupported_reason
 from .packed_parameters import parameters_of, weight_of
 
 
@@ -29,9 +29,7 @@ class Unit:
 
     def pack(self) -> bool:
         """Pack it; returns whether it is packed now."""
-        if all(map(is_packed, self.layers)):
-            return True
-        return pack(self.layers, packed_weight(self.layers), self.is_shared)
+        return all(map(is_packed, self.layers)) or pack(self.layers, self.is_shared)
 
     @property
     def num_bytes(self) -> int:
@@ -55,12 +53,9 @@ def units_of(model: PreTrainedModel, layers: Mapping[nn.Module, bool]) -> Iterat
     """Group `layers` into units: those with the same input form one, if all of them can be packed."""
     for family in families(model, layers):
         unit = Unit(tuple(family), layers[family[0]])
+        is_shared = any(layers[layer] for layer in family)
         num_packed = sum(map(is_packed, family))  # as parts of another model
-        is_whole = (
-            not any(layers[layer] for layer in family)
-            and num_packed in (0, len(family))
-            and not unit.unsupported_reason()
-        )
+        is_whole = not is_shared and num_packed in (0, len(family)) and not unit.unsupported_reason()
         yield from parts_of(unit) if is_whole else [Unit((layer,), layers[layer]) for layer in family]
 
 

@@ -25,6 +25,8 @@ from .sharding import group_of, is_sharded
 
 #: bytes of a float32 weight below which packing gains less than a packed layer's own Python takes, 5 microseconds
 LEAST_BYTES = 2**19
+#: why all layers stay plain in compiled passes, for which each subset of packed ones would need a file of its own
+PARTIAL = "in compiled passes, since other code refers to some of their weights, or often reads them"
 
 
 @dataclass
@@ -34,24 +36,16 @@ class Packing:
     Attributes:
         units: the packed layers.
         left: the number of plain layers by reason.
-        num_bytes: of the packed weights; `num_copied`: of those that exist plain as well.
         has_small: small layers are packed as well.
     """
 
     units: list[Unit] = field(default_factory=list)
     left: Counter[str] = field(default_factory=Counter)
-    num_bytes: int = 0
-    num_copied: int = 0
     has_small: bool = True
 
     @property
     def layers(self) -> list[nn.Module]:
         return [layer for unit in self.units for layer in unit.layers]
-
-    def add(self, unit: Unit) -> None:
-        self.units.append(unit)
-        self.num_bytes += unit.num_bytes
-        self.num_copied += unit.num_bytes * unit.is_shared
 
     def __str__(self) -> str:
         num_packed, num_plain = sum(map(is_packed, self.layers)), self.left.total()
@@ -60,9 +54,11 @@ class Packing:
             return f"none of {num_plain} linear layers is packed{left}"
         waiting = len(self.layers) - num_packed
         left = f"; {waiting} more when the next call begins" * bool(waiting) + left
-        copied = f", {self.num_copied / 2**20:.0f} MiB of them a second copy" if self.num_copied else ""
+        num_bytes = sum(unit.num_bytes for unit in self.units)
+        num_copied = sum(unit.num_bytes for unit in self.units if unit.is_shared)
+        copied = f", {num_copied / 2**20:.0f} MiB of them a second copy" if num_copied else ""
         return (
-            f"{num_packed} of {len(self.layers) + num_plain} linear layers are packed ({self.num_bytes / 2**20:.0f} MiB"
+            f"{num_packed} of {len(self.layers) + num_plain} linear layers are packed ({num_bytes / 2**20:.0f} MiB"
             f"{copied}){left}"
         )
 
@@ -88,7 +84,7 @@ def packing_unsupported_reason(model: PreTrainedModel) -> str | None:
     return None
 
 
-def pack_weights(model: PreTrainedModel, has_small: bool = False, only: Collection[str] | None = None) -> Packing:
+def pack_weights(model: PreTrainedModel, has_small: bool = False, only: Collection[str] | None = None) -> None:
     """Pack the layers of `model` that can be packed; a later call may add small layers.
 
     Args:
@@ -98,16 +94,15 @@ def pack_weights(model: PreTrainedModel, has_small: bool = False, only: Collecti
     known = _packings.get(model)
     if known is not None and has_small <= known.has_small:
         renew(model)
-        return known
+        return
     unpack_weights(model)
     packing = _packings[model] = Packing(has_small=has_small)
     if packing_unsupported_reason(model) is not None:
-        return packing
-    pool.release_artifact(model)  # which holds weights
+        return
+    pool.kept(model).artifacts.clear()  # which hold weights
     layers = linear_layers(model)
-    if any(
-        not is_packed(layer) and unsupported_reason(layer, is_shared) == HELD for layer, is_shared in layers.items()
-    ):
+    plain = {layer: is_shared for layer, is_shared in layers.items() if not is_packed(layer)}
+    if any(unsupported_reason(layer, is_shared) == HELD for layer, is_shared in plain.items()):
         gc.collect()  # torch.export leaves reference cycles that hold a model's weights
     if only is not None:
         among = {model.get_submodule(name) for name in only}
@@ -119,11 +114,10 @@ def pack_weights(model: PreTrainedModel, has_small: bool = False, only: Collecti
             elif only is None and not has_small and is_small(unit):
                 packing.left["small, and not faster packed"] += len(unit.layers)
             elif unit.pack():
-                packing.add(unit)
+                packing.units.append(unit)
             else:
                 packing.left[HELD] += len(unit.layers)
     _give_back_memory()
-    return packing
 
 
 def is_small(unit: Unit) -> bool:
@@ -134,7 +128,7 @@ def is_small(unit: Unit) -> bool:
 def renew(model: PreTrainedModel | None) -> None:
     """At the start of a call, pack restored layers of `model` again, unless other code refers to their weights."""
     packing = None if model is None else _packings.get(model)
-    if packing is None or model is None:
+    if packing is None:
         return
     num_renewed = 0
     packing.units = [unit for whole in packing.units for unit in parts_of(whole)]
@@ -143,11 +137,8 @@ def renew(model: PreTrainedModel | None) -> None:
             layer = unit.layers[0]
             if unit.is_shared and isinstance(layer._parameters, PackedParameters):
                 layer._parameters.check()
-            if (
-                not any(map(is_packed, unit.layers))
-                and all(map(is_linear, unit.layers))
-                and unit.unsupported_reason() is None
-            ):
+            are_plain = not any(map(is_packed, unit.layers)) and all(map(is_linear, unit.layers))
+            if are_plain and unit.unsupported_reason() is None:
                 num_renewed += unit.pack()
     if num_renewed:
         _give_back_memory()
@@ -162,16 +153,12 @@ def unpack_weights(model: PreTrainedModel | None) -> None:
         _give_back_memory()
 
 
-def keep_plain(model: PreTrainedModel, reason: str) -> None:
-    """Unpack, and stay unpacked until the next `attach`."""
-    num_layers = len(_packings[model].layers)
-    unpack_weights(model)
-    _packings[model] = Packing(left=Counter({reason: num_layers}))
-
-
-def is_partial(model: PreTrainedModel) -> bool:
-    """Whether some layers that were packed are plain now."""
-    return model in _packings and not all(map(is_packed, _packings[model].layers))
+def unpack_partial(model: PreTrainedModel) -> None:
+    """If some layers that were packed are plain now, unpack the others as well, until the next `attach`."""
+    packing = _packings.get(model)
+    if packing is not None and not all(map(is_packed, packing.layers)):
+        unpack_weights(model)
+        _packings[model] = Packing(left=Counter({PARTIAL: len(packing.layers)}))
 
 
 def are_packed(model: PreTrainedModel | None) -> bool:

@@ -7,7 +7,6 @@ calls its layers is recorded from a run on stand-ins, see `pieces_of`.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,13 +14,9 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from .attention import fold, folds_by
-from .packed_layers import traced
 from .places import fed_places
 from .shallow import LayerProxy, decoder_layers, duplicate, exchanged
-from .traced import NUM_PLACES, NUM_SPARE, Pass, TracedCache, dims_of_a_pass
-
-#: rows, columns and seen slots of two passes, by which it is told which sizes follow from which
-SAMPLES = (3, 5, 20), (2, 7, 33)
+from .traced import SAMPLES, Pass, TracedCache
 
 
 class CannotCut(RuntimeError):
@@ -66,6 +61,11 @@ class Watch:
     states: list[Tensor] = field(default_factory=list)
     calls: list[Any] = field(default_factory=list)
     shared: list[Tensor] = field(default_factory=list)
+
+    @property
+    def no_caches(self) -> list[Any]:
+        """In the place of keys and values, which stand-ins do not read."""
+        return [None] * (2 * self.num_layers)
 
     def begin(self, result: Tensor | None = None) -> None:
         self.result, self.states, self.calls, self.shared = result, [], [], []
@@ -113,32 +113,21 @@ class WatchedLayer(LayerProxy):
 class Before(nn.Module):
     """The part of a `Pass` before the layers: from its first inputs to states and shared tensors."""
 
-    def __init__(self, whole: Pass, watch: Watch, groups: list[int]):
+    def __init__(self, whole: Pass, watch: Watch, groups: list[int], samples: Sequence[tuple[Tensor, ...]]):
         super().__init__()
-        self.whole, self.watch, self.groups = whole, watch, groups
-
-    @property
-    def example(self) -> tuple[Tensor, ...]:
-        return self.whole.places(*SAMPLES[0], num_nodes=3)
-
-    def shapes(self) -> tuple:
-        return (self.whole.shapes()[:NUM_PLACES],)
-
-    def for_compiler(self) -> "Before":
-        return Before(self.whole.for_compiler(), self.watch, self.groups)
+        self.whole, self.watch, self.groups, self.samples = whole, watch, groups, samples
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """
         Args:
-            tensors: those of `Pass.forward` before `columns`.
+            tensors: those of `ragged_pass`.
 
         Returns:
             States `(batch, q, hidden)`, the slots of the columns `(batch, q)`, and what layers share.
         """
         input_ids, first, seen, bounds, slots, *_ = tensors
         self.watch.begin()
-        nothing: list[Any] = [None] * self.watch.num_layers
-        self.whole(*tensors, slots[:1], [], nothing, nothing, prepared=self._additive)
+        self.whole(*tensors, slots[:1], *self.watch.no_caches, prepared=self._additive)
         if len(self.watch.calls) != self.watch.num_layers:
             raise CannotCut("some layers are not run, or more than once")
         return self.watch.states[0], fed_places(first, seen, bounds, input_ids.shape[1])[1], *self.watch.shared
@@ -158,7 +147,7 @@ class Layer(nn.Module):
     """A decoder layer, as the model calls it.
 
     Args:
-        call: arguments and named arguments, as in `Watch.calls`; `Shared` counts what this layer is given.
+        call: arguments and named arguments, as in `Watch.calls`.
         num_layers: of the model: where layers of a cache may be looked for.
         samples: what `forward` takes, in passes of the two `SAMPLES`.
     """
@@ -166,22 +155,6 @@ class Layer(nn.Module):
     def __init__(self, layer: nn.Module, call: Any, num_layers: int, samples: Sequence[tuple[Tensor, ...]]):
         super().__init__()
         self.layer, self.call, self.num_layers, self.samples = layer, call, num_layers, samples
-        try:
-            self.sizes = sizes_that_vary(*samples)
-        except (KeyError, ValueError) as error:
-            raise CannotCut("layers are given tensors whose sizes do not follow from the pass's") from error
-
-    @property
-    def example(self) -> tuple[Tensor, ...]:
-        return self.samples[0]
-
-    def shapes(self) -> tuple:
-        dims = dims_of_a_pass()
-        return (tuple({dim: times * dims[name] for dim, (name, times) in sizes.items()} for sizes in self.sizes),)
-
-    def for_compiler(self) -> "Layer":
-        layer = exchanged(self.layer, traced(self.layer))  # type: ignore[type-var]
-        return Layer(layer, self.call, self.num_layers, self.samples)
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """
@@ -193,8 +166,8 @@ class Layer(nn.Module):
             States `(batch, q, hidden)`.
         """
         states, places, slots, *shared, keys, values = tensors
-        cache = TracedCache([keys] * self.num_layers, [values] * self.num_layers, slots.shape[0])
-        cache.slots = places
+        cache = TracedCache([keys] * self.num_layers, [values] * self.num_layers)
+        cache.slots, cache.end = places, slots.shape[0]
 
         def given(value: Any) -> Any:
             if isinstance(value, Shared):
@@ -210,46 +183,29 @@ class Layer(nn.Module):
 class After(nn.Module):
     """The part of a `Pass` after the layers: logits of some columns, and their argmax."""
 
-    def __init__(self, whole: Pass, watch: Watch, states: Tensor):
+    def __init__(self, whole: Pass, watch: Watch, samples: Sequence[tuple[Tensor, ...]]):
         super().__init__()
-        self.whole, self.watch, self.states = whole, watch, states
+        self.whole, self.watch, self.samples = whole, watch, samples
 
-    @property
-    def example(self) -> tuple[Tensor, ...]:
-        return self.states, torch.arange(4)
-
-    def shapes(self) -> tuple:
-        dims = dims_of_a_pass()
-        return {0: dims["batch"], 1: dims["width"]}, {0: dims["num_kept"]}
-
-    def for_compiler(self) -> "After":
-        return After(self.whole.for_compiler(), self.watch, self.states)
-
-    def forward(self, states: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        nothing: list[Any] = [None] * self.watch.num_layers
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        """
+        Args:
+            tensors: states `(batch, q, hidden)`, and the columns `(m,)` whose logits are computed.
+        """
+        states, columns = tensors
         num_rows, width = states.shape[:2]
         ids = torch.zeros(num_rows, width, dtype=torch.long)
         rows, slots = ids[:, 0], torch.arange(width)
         tree = rows + width, ids[:, :1], ids[:, :1, None] == 0
         self.watch.begin(states)
-        return self.whole(ids, rows, rows, ids[0, :1].expand(2), slots, *tree, columns, [], nothing, nothing)
+        return self.whole(ids, rows, rows, ids[0, :1].expand(2), slots, *tree, columns, *self.watch.no_caches)
 
 
-@dataclass
-class Pieces:
-    """A pass in pieces: `uses` are the indices of the shared tensors of `before` that each layer takes."""
-
-    before: Before
-    layers: list[Layer]
-    uses: list[tuple[int, ...]]
-    after: After
-
-    def __iter__(self):
-        return iter((self.before, *self.layers, self.after))
-
-
-def pieces_of(whole: Pass) -> Pieces:
+def pieces_of(whole: Pass) -> list[nn.Module]:
     """Cut a pass at its model's layers, which are found by running it on stand-ins for them.
+
+    Returns:
+        `Before`, a `Layer` each, and `After`.
 
     Raises:
         CannotCut: something else than states goes from layer to layer, or layers are not called one after the other.
@@ -261,25 +217,26 @@ def pieces_of(whole: Pass) -> Pieces:
     if any(layer % (len(layers) + 1) == len(layers) for layer in whole.recorded):
         raise CannotCut("the states behind the last layer are asked for")
     watch = Watch(len(layers))
-    watched = {f"{path}.{index}": WatchedLayer(_hollow(layer), watch) for index, layer in enumerate(layers)}
-    hollow = whole.of(exchanged(model, watched))
-    before, samples = Before(hollow, watch, folds_by(model)), [whole.places(*sizes) for sizes in SAMPLES]
+    watched = {f"model.{path}.{index}": WatchedLayer(_hollow(layer), watch) for index, layer in enumerate(layers)}
+    hollow, generator = exchanged(whole, watched), torch.Generator().manual_seed(0)
+    places = [whole.places(rows, columns, seen, nodes, generator) for rows, columns, seen, nodes, _ in SAMPLES]
+    caches = [
+        [whole.random_cache(rows, columns, seen, generator) for _ in range(2)] for rows, columns, seen, *_ in SAMPLES
+    ]
+    before = Before(hollow, watch, folds_by(model), places)
     try:
-        given = _given(before, samples)
+        given = _given(before)
     except CannotCut:
         watch.is_tuple = True
-        given = _given(before, samples)
-    pieces = Pieces(before, [], [], After(hollow, watch, given[0][0]))
-    for layer, call in zip(layers, watch.calls, strict=True):
-        uses: list[int] = []
-        own = _each(call, partial(_renumbered, uses=uses))
-        tensors = [
-            (states, slots, places[4], *(shared[index] for index in uses), *whole.keys_and_values(*sizes))
-            for (states, slots, *shared), places, sizes in zip(given, samples, SAMPLES, strict=True)
-        ]
-        pieces.layers.append(Layer(layer, own, len(layers), tensors))
-        pieces.uses.append(tuple(uses))
-    return pieces
+        given = _given(before)
+    samples = [
+        (states, slots, fed[4], *shared, *keys_and_values)
+        for (states, slots, *shared), fed, keys_and_values in zip(given, places, caches, strict=True)
+    ]
+    own = [Layer(layer, call, len(layers), samples) for layer, call in zip(layers, watch.calls, strict=True)]
+    columns = (torch.arange(num_kept) for *_, num_kept in SAMPLES)
+    after = [(states, kept) for (states, *_), kept in zip(given, columns, strict=True)]
+    return [before, *own, After(hollow, watch, after)]
 
 
 def _hollow(layer: nn.Module) -> nn.Module:
@@ -290,44 +247,13 @@ def _hollow(layer: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def _given(before: Before, samples: list[tuple]) -> list[tuple[Tensor, ...]]:
+def _given(before: Before) -> list[tuple[Tensor, ...]]:
     try:
-        return [before(*places) for places in samples]
+        return [before(*places) for places in before.samples]
     except CannotCut:
         raise
     except Exception as error:  # a model that does something with what its layers give
         raise CannotCut(f"it does not run on stand-ins for its layers ({type(error).__name__}: {error})") from error
-
-
-def sizes_that_vary(one: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[dict[int, tuple[str, int]], ...]:
-    """Of tensors of two passes of `SAMPLES`, the sizes that follow from theirs: by dimension which one, and how many times."""
-    (rows, columns, seen), others = SAMPLES
-    names = {
-        (rows, others[0]): "batch",
-        (seen + columns, others[2] + others[1]): "end",
-        (seen + columns + NUM_SPARE, others[2] + others[1] + NUM_SPARE): "capacity",
-    }
-    names |= {(times * columns, times * others[1]): ("width", times) for times in range(64, 0, -1)}  # type: ignore[misc]
-    return tuple(
-        {
-            dim: named if isinstance(named := names[pair], tuple) else (named, 1)
-            for dim, pair in enumerate(zip(a.shape, b.shape, strict=True))
-            if pair[0] != pair[1]
-        }
-        for a, b in zip(one, other, strict=True)
-    )
-
-
-def _renumbered(value: Any, uses: list[int]) -> Any:
-    if not isinstance(value, Shared):
-        return value
-
-    def number(index: int) -> int:
-        if index not in uses:
-            uses.append(index)
-        return uses.index(index)
-
-    return Shared(number(value.index), tuple((kind, number(index)) for kind, index in value.folded))
 
 
 def _each(value: Any, function: Callable[[Any], Any]) -> Any:

@@ -7,7 +7,6 @@ cache, a captured one with the cache that it was captured over.
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .cached_model import device_of
-from .packed_parameters import own_parameters
+from .packed_parameters import own_tensors
 
 if TYPE_CHECKING:
     from .bound import BoundPass, PassOfPieces
@@ -60,13 +59,6 @@ def has_artifact(model: PreTrainedModel | None) -> bool:
     return model in _kept and bool(_kept[model].artifacts)
 
 
-def release_artifact(model: PreTrainedModel) -> None:
-    """Release passes that were compiled ahead of time, and the weights that they read."""
-    with _lock:
-        if model in _kept:
-            _kept[model].artifacts.clear()
-
-
 def take(model: PreTrainedModel, make: "Callable[[], RaggedCache]") -> "RaggedCache":
     """Take the model's idle cache, or make a new one."""
     entry = kept(model)
@@ -98,8 +90,7 @@ def _state(model: PreTrainedModel) -> tuple:
     caches other dtypes, and inference tensors stay in inference mode.
     """
     modules = list(model.modules())
-    tensors = chain.from_iterable(chain(own_parameters(module), module._buffers.values()) for module in modules)
-    weights = tuple(tensor.data_ptr() for tensor in tensors if tensor is not None)
+    weights = tuple(tensor.data_ptr() for tensor in own_tensors(modules))
     # By the ids of their handles, which torch gives once.
     hooks = tuple(
         tuple(part) for module in modules for part in (module._forward_pre_hooks, module._forward_hooks) if part

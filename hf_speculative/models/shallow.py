@@ -5,14 +5,15 @@ by every other thread that runs the model; a shallow copy is private to the call
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from ..hf_compat import has_placement_hook, hooked_forward, is_compiled, output_capturing, set_hooked_forward
 
+Kind = TypeVar("Kind", bound=nn.Module)
 #: methods that `attach` replaces; copies leave them out, since they hold the original and would run it
 REPLACED = ("generate", "generate_batch", "init_continuous_batching")
 
@@ -57,15 +58,13 @@ def install_capturing_hooks(model: PreTrainedModel) -> None:
     Each part once: transformers installs them on the part that is asked, and from above a second time on all parts.
     """
     for part in model.modules():
-        if isinstance(part, PreTrainedModel) and not any(map(_has_capturing_hooks, part.modules())):
+        if isinstance(part, PreTrainedModel) and not any(
+            vars(module).get("_output_capturing_hooks_installed", False) for module in part.modules()
+        ):
             output_capturing.maybe_install_capturing_hooks(part)
 
 
-def _has_capturing_hooks(module: nn.Module) -> bool:
-    return vars(module).get("_output_capturing_hooks_installed", False)
-
-
-def exchanged(model: PreTrainedModel, modules: dict[str, nn.Module]) -> PreTrainedModel:
+def exchanged(model: Kind, modules: Mapping[str, nn.Module]) -> Kind:
     """A shallow copy of `model` that has `modules` at these paths. Only the modules on the way there are copied."""
     top = shallow(model)
     copied: dict[str, nn.Module] = {"": top}
@@ -95,14 +94,14 @@ def replaced(module: nn.Module, twin_of: Callable[[nn.Module], nn.Module | None]
     return twin
 
 
-def duplicate(module: nn.Module) -> nn.Module:
+def duplicate(module: Kind) -> Kind:
     """`copy.copy`, also of a module that FSDP2 has given a class of its own, which makes another one when it is called."""
     twin = object.__new__(type(module))
     twin.__dict__.update(module.__dict__)
     return twin
 
 
-def shallow(module: nn.Module) -> nn.Module:
+def shallow(module: Kind) -> Kind:
     """Copy `module`; parameters, buffers, hooks and children are shared, the dict `_modules` is its own."""
     twin = duplicate(module)
     twin._modules = dict(module._modules)

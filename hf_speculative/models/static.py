@@ -21,11 +21,10 @@ from . import pool
 from .artifacts import CompiledPass
 from .cached_model import num_logits
 from .capture import Capture
-from .masks import AttentionLayers, Nodes, no_nodes
-from .places import fed_places
+from .masks import AttentionLayers, no_nodes
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
-from .traced import MAX_COLUMNS
+from .traced import MAX_COLUMNS, ragged_pass
 
 #: the fewest slots attention looks at, and the most steps of the ladder from a power of two to the next
 MIN_SLOTS, STEPS = 256, 4
@@ -37,37 +36,20 @@ def ladder(num_slots: int) -> int:
     return -(-num_slots // step) * step
 
 
-def ragged_pass(
+def logits_of_pass(
     model: Callable[..., Any],
     cache: RaggedCache,
     layers: AttentionLayers,
     dtype: torch.dtype,
-    keep: dict[str, int],
+    keep: dict[str, Any],
     *tensors: Tensor,
 ) -> Tensor:
-    """One pass as a function of tensors; its logits `(batch, q, vocab)`, or fewer columns of them.
+    """Of `ragged_pass`, the logits `(batch, q, vocab)`, or fewer columns of them.
 
     Args:
         keep: how many columns of logits, as the model takes it.
-        tensors: these, in this order:
-        input_ids: `(batch, q)`.
-        first: `(batch,)` the slot of each row's first column; columns whose slot is below `seen (batch,)` are filler.
-        bounds: `(2,)` the spare slot, and the last position any row can have.
-        slots: `(n,)` 0, 1, ..., n - 1: the slots that attention looks at.
-        root, depths, ancestors: of a tree, as `Nodes` takes them; a chain has `no_nodes`.
     """
-    input_ids, first, seen, bounds, slots, *tree = tensors
-    queries, cache.slots = fed_places(first, seen, bounds, input_ids.shape[1])
-    cache.end, nodes = slots.shape[0], Nodes(*tree)
-    return model(
-        input_ids=input_ids,
-        attention_mask=layers.masks(queries, cache, dtype, nodes),
-        position_ids=torch.minimum(nodes.positions(queries), bounds[1]),
-        past_key_values=cache,
-        use_cache=True,
-        return_dict=True,
-        **keep,
-    ).logits
+    return ragged_pass(model, cache, layers, dtype, tensors, **keep).logits
 
 
 class StaticModel(RaggedModel):
@@ -108,9 +90,7 @@ class StaticModel(RaggedModel):
         return logits[:, -num_last:].to(batch.tokens.device)
 
     def drafts_at_once(self, batch: Batch) -> bool:
-        if (
-            self.capture is None or batch.tokens.device != self.device
-        ):  # where tokens are drawn: a capture is of one device
+        if self.capture is None or batch.tokens.device != self.device:  # a capture is of one device, tokens included
             return False
         return self._is_static(max(self._begin(batch, ahead=0)[1]))
 
@@ -182,33 +162,28 @@ class StaticModel(RaggedModel):
         return num_last == 1 and self.accepts_logits_to_keep
 
     def _one_pass(self, inputs: tuple[Tensor, ...], num_last: int) -> Callable[..., Tensor]:
-        """`ragged_pass` as a function of its tensors alone; it gives at least the last `num_last` columns' logits."""
+        """`logits_of_pass` as a function of its tensors alone; it gives at least the last `num_last` columns' logits."""
         only_last = self._keeps_last(num_last)
         fixed = (self.cache, self.layers, self.dtype, {"logits_to_keep": 1} if only_last else {})
         if not self.compile:
-            return functools.partial(ragged_pass, self.run, *fixed)
+            return functools.partial(logits_of_pass, self.run, *fixed)
         return lambda *tensors: self._compiled(tensors, only_last)(self.model, *fixed, *tensors)
 
     def _run_static(self, function: Callable[..., Any], inputs: tuple[Tensor, ...], kind: tuple) -> Any:
         """Call `function`, or replay it: what is not in `inputs` must be in `kind`."""
-        if self.capture is None:
-            return function(*inputs)
         kind += tuple(tuple(tensor.shape) for tensor in inputs)
-        if kind not in self.cache.captured:
+        if self.capture is not None and kind not in self.cache.captured:
             # Capturing draws, and the replay draws again: a seed has to give the same tokens with either.
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 try:
                     self.cache.captured[kind] = self.capture(function, inputs)
-                except (
-                    RuntimeError
-                ) as error:  # a model that waits for the device inside a pass, to route to experts, say
+                except RuntimeError as error:  # a model that waits for the device inside a pass: for routing, say
                     name, self.capture = type(self.original).__name__, None
                     warnings.warn(
                         f"passes of {name} cannot be captured and run eagerly in this call: {error}", stacklevel=2
                     )
-        if self.capture is None:
-            return function(*inputs)  # not kept: it belongs to this call, and holds its model
-        return self.cache.captured[kind](*inputs)
+        # Where it is not captured, nothing is kept: the function belongs to this call, and holds its model.
+        return function(*inputs) if self.capture is None else self.cache.captured[kind](*inputs)
 
     def _compiled(self, inputs: tuple[Tensor, ...], only_last: bool) -> Callable[..., Tensor]:
         """One compilation for all sizes but 1, which torch treats apart."""
@@ -216,11 +191,10 @@ class StaticModel(RaggedModel):
         kind = (len(first) == 1, input_ids.shape[1] == 1, depths.shape[1] == 1, only_last)
         if kind not in self.kept.compiled:
             # A copy of the function: torch counts recompilations by code object, up to a limit.
-            twin = FunctionType(ragged_pass.__code__.replace(), ragged_pass.__globals__, ragged_pass.__name__)
+            twin = FunctionType(logits_of_pass.__code__.replace(), logits_of_pass.__globals__)
             self.kept.compiled[kind] = torch.compile(twin)
-        by_rows = ((input_ids, (0, 1)), (first, 0), (seen, 0), (root, 0), (depths, (0, 1)), (ancestors, (0, 1, 2)))
-        for tensor, sizes in (*by_rows, (slots, 0)):
-            mark_dynamic(tensor, sizes)
+        for tensor in (input_ids, first, seen, slots, root, depths, ancestors):
+            mark_dynamic(tensor, tuple(range(tensor.ndim)))
         for layer in self.cache.allocated:
             for part in (layer.keys, layer.values):
                 mark_dynamic(part, (0, 2))
@@ -245,15 +219,13 @@ class AheadModel(StaticModel):
         return self.all_slots or end
 
     def _one_pass(self, inputs: tuple[Tensor, ...], num_last: int) -> Callable[..., Tensor]:
-        caches, keep = self._caches(inputs), {"logits_to_keep": 1} if self._keeps_last(num_last) else {}
+        caches, eager = self._caches(inputs), super()._one_pass(inputs, num_last)
 
         def one_pass(*tensors: Tensor) -> Tensor:
             width, slots = tensors[0].shape[1], tensors[4]
             columns = slots[max(0, width - num_last) : width]
             found = self.one_pass([*(t.contiguous() for t in tensors), columns, *caches])
-            if found is None:
-                return ragged_pass(self.run, self.cache, self.layers, self.dtype, keep, *tensors)
-            return found[0]
+            return eager(*tensors) if found is None else found[0]
 
         return one_pass
 

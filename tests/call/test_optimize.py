@@ -16,21 +16,11 @@ CALL = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-@pytest.fixture
-def started(monkeypatch):
-    """Processes that would compile passes."""
-    commands = []
-    monkeypatch.setattr(artifacts.subprocess, "Popen", lambda command, **kwargs: commands.append(command))
-    monkeypatch.setattr(artifacts, "pays", lambda model: True)
-    monkeypatch.setattr(artifacts, "_has_no_power_to_spare", lambda: False)
-    return commands
-
-
 @pytest.mark.parametrize(
     ("optimize", "device", "expected"),
     [
-        ("auto", CPU, Execution(packs="auto", compile="auto")),
-        (True, CPU, Execution(packs="auto", compile=True)),
+        ("auto", CPU, Execution(packs=True, compile="auto")),
+        (True, CPU, Execution(packs=True, compile=True)),
         ("auto", CUDA, EAGER),
         (True, CUDA, Execution(compile=True, captures=True)),
         *((value, device, EAGER) for value in (False, None) for device in (CPU, CUDA)),
@@ -44,7 +34,7 @@ def test_what_it_means(optimize, device, expected, monkeypatch):
 
 
 @pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")
-def test_attach_packs_unless_told_otherwise(emulated, started):
+def test_attach_packs_unless_told_otherwise(emulated):
     model, draft = tiny.llama(), tiny.noisy_copy(tiny.llama())
     expected = model.generate(**tiny.prompts(2), **CALL).tolist()
     assert num_packed(hs.attach(model, draft)) == num_packed(draft) == 15
@@ -53,35 +43,33 @@ def test_attach_packs_unless_told_otherwise(emulated, started):
     assert num_packed(hs.attach(model, draft, config=hs.SpeculativeConfig(optimize=False))) == 0
 
 
-def test_passes_are_compiled_once_a_model_has_decoded_for_a_while(emulated, started, monkeypatch, caplog):
+def test_passes_are_compiled_once_a_model_has_decoded_for_a_while(emulated, monkeypatch, caplog):
     model = hs.attach(tiny.llama())
     monkeypatch.setattr(execution, "ENOUGH_SECONDS", 1e6)
     model.generate(**tiny.prompts(1), **CALL)
     model.generate(**tiny.prompts(1), **CALL)
-    assert not started, "a short script pays nothing"
+    assert not emulated.started, "a short script pays nothing"
     monkeypatch.setattr(execution, "ENOUGH_SECONDS", 1e-6)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             model.generate(**tiny.prompts(1), **CALL)
-    assert len(started) == 1, "one process"
+    assert len(emulated.started) == 1, "one process"
     (message,) = [record.getMessage() for record in caplog.records]
     assert "`optimize=False` or HF_SPECULATIVE_PASSES=off" in message
 
 
-def test_not_on_one_core_nor_where_it_is_off(emulated, started, monkeypatch):
-    monkeypatch.undo()
+def test_not_on_one_core_nor_where_it_is_off(monkeypatch):
     monkeypatch.setattr(artifacts.os, "cpu_count", lambda: 1)
     assert artifacts._has_no_power_to_spare()
     monkeypatch.setattr(artifacts.subprocess, "Popen", lambda *args, **kwargs: pytest.fail("a process"))
     monkeypatch.setattr(execution, "ENOUGH_SECONDS", 0.0)
-    monkeypatch.setenv(artifacts.FOLDER, artifacts.OFF)
     model = hs.attach(tiny.llama())
     for _ in range(2):
         model.generate(**tiny.prompts(1), **CALL)
     assert num_packed(model) == 0
 
 
-def test_a_call_may_run_eagerly(emulated, started):
+def test_a_call_may_run_eagerly(emulated):
     model = hs.attach(tiny.llama(), tiny.noisy_copy(tiny.llama()), optimize=True)
     model.generate(**tiny.prompts(1), **CALL, speculative_config=hs.SpeculativeConfig(optimize=False))
     assert not emulated.runs

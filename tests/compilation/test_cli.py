@@ -14,13 +14,9 @@ from hf_speculative.models import artifacts
 from hf_speculative.models.packed_layers import dtypes, packed_of
 from hf_speculative.training.eagle3_student import layers_read, new_head
 from tests.support import tiny
-from tests.support.emulated_compiler import install
 from tests.support.execution import run_as
 
-
-@pytest.fixture
-def emulated(tmp_path, monkeypatch):
-    return install(tmp_path / "passes", monkeypatch)
+CALL = tiny.prompts(1) | {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
 
 
 @pytest.fixture
@@ -41,16 +37,21 @@ def run(saved, *options):
     return result.stdout
 
 
-def test_what_it_makes_is_what_a_call_takes(saved, emulated):
-    assert run(saved).count("made in") == 1, "one file serves both"
+def test_what_it_makes_is_what_a_call_takes(saved, emulated, monkeypatch):
+    """On the weights that `attach` packs."""
+    text, num_packed = run(saved), 15 * bool(dtypes())
+    assert text.count("made in") == 1, "one file serves both"
+    assert (f"made in 0 s, {num_packed} linear layers packed" in text) == bool(num_packed)
     made = json.loads(run(saved, "--json"))
-    num_packed = 15 * bool(dtypes())
     assert [(one["role"], one["was_there"], one["packed"]) for one in made] == [
         ("target", True, num_packed),
         ("draft", True, num_packed),
     ]
-    attached = hs.attach(tiny.llama(), optimize="auto")
-    assert made[0]["files"] == [str(path) for path in artifacts.files_of(attached).modules]
+    run_as(monkeypatch, packs=True, compile=True)
+    model = hs.attach(tiny.llama(), tiny.noisy_copy(tiny.llama()))
+    assert made[0]["files"] == [str(path) for path in artifacts.files_of(model).modules]
+    assert model.generate(**CALL).tolist() == tiny.llama().generate(**CALL).tolist()
+    assert emulated.num_made == 1 and emulated.runs and len(packed_of(model)) == num_packed
 
 
 def test_for_a_head_the_target_gives_states(saved, emulated, tmp_path, monkeypatch):
@@ -60,23 +61,10 @@ def test_for_a_head_the_target_gives_states(saved, emulated, tmp_path, monkeypat
     made = json.loads(run([saved[0], str(tmp_path / "head")], "--json"))
     recorded = layers_read(target.config.num_hidden_layers)
     loaded = load_head(tmp_path / "head")
-    run_as(monkeypatch, packs="auto", compile=True)
+    run_as(monkeypatch, packs=True, compile=True)
     hs.attach(target, loaded)
     expected = [list(map(str, artifacts.files_of(*one).modules)) for one in ((target, recorded), (loaded, ()))]
     assert [one["files"] for one in made] == expected
     assert [one["role"] for one in made] == ["target", "head"]
-    call = tiny.prompts(1) | {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
-    target.generate(**call)
+    target.generate(**CALL)
     assert emulated.num_made == 2 and emulated.runs
-
-
-@pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")
-def test_with_packed_weights(saved, emulated, monkeypatch):
-    """Those that `attach` packs."""
-    assert "made in 0 s, 15 linear layers" in run(saved)
-    assert emulated.num_made == 1
-    run_as(monkeypatch, packs="auto", compile=True)
-    model = hs.attach(tiny.llama(), tiny.noisy_copy(tiny.llama()))
-    call = tiny.prompts(1) | {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
-    assert model.generate(**call).tolist() == tiny.llama().generate(**call).tolist()
-    assert emulated.num_made == 1 and emulated.runs and len(packed_of(model)) == 15

@@ -1,4 +1,4 @@
-"""Draft heads' own passes, compiled ahead of time: EAGLE-3 and P-EAGLE."""
+"""Passes compiled ahead of time for draft heads: their own, of EAGLE-3 and P-EAGLE, and the target's, which give states."""
 
 import pytest
 import torch
@@ -6,12 +6,11 @@ from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.models import artifacts, exported, packing, pool, traced
+from hf_speculative.models import artifacts, packing, pool
 from hf_speculative.sampling.logits_processors import Processors
 from hf_speculative.sampling.samplers import MOST_FORBIDDEN, Greedy, ProcessedSampler
 from hf_speculative.schedules import Constant
-from tests.support import heads, tiny
-from tests.support.cases import slow_but
+from tests.support import fitted, heads, tiny
 from tests.support.emulated_compiler import Function, begins_a_pass
 from tests.support.execution import run_as
 from tests.support.plain import plain, reproduces_plain, same_as_plain, takes_lanes
@@ -19,22 +18,40 @@ from tests.support.plain import plain, reproduces_plain, same_as_plain, takes_la
 KINDS = ("llama", "reduced vocabulary", "sliding windows", "eagle 3.1", "parallel")
 
 
+RECORDED, PROMPT = tuple(fitted.LAYERS), [3, 7, 11, 5]
+
+
+@pytest.fixture(scope="module")
+def fitted_head():
+    model = fitted.target()
+    return model.state_dict(), fitted.head_for(model, [PROMPT])
+
+
 @pytest.fixture
-def emulated(emulated, monkeypatch):
-    monkeypatch.setattr(artifacts.subprocess, "Popen", lambda *args, **kwargs: None)  # of optimize="auto"
-    return emulated
+def fitted_pair(fitted_head):
+    """A target of its own, and a head that it accepts tokens of if it reads the states that it was fitted to."""
+    weights, head = fitted_head
+    model = fitted.target()
+    model.load_state_dict(weights)
+    return model, head
+
+
+def accepts_the_same(target, inputs, **call):
+    """Compiled passes draft, and accept, what eager ones do: a draft that differs is accepted otherwise."""
+    eager, compiled = (same_as_plain(target, inputs, **call, **more) for more in ({}, {"optimize": True}))
+    assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
+    assert compiled.num_draft_forwards == eager.num_draft_forwards
+    return compiled
 
 
 @pytest.mark.parametrize("name, attention", [*((name, "sdpa") for name in KINDS), ("sliding windows", "eager")])
 def test_drafts_are_those_of_eager_passes(name, attention, emulated):
-    """Counted: a draft that differs is accepted otherwise. In rows of unequal length, some of which leave."""
+    """In rows of unequal length, some of which leave."""
     target, head = heads.made(name, attention)
     call = {"draft_model": head, "tree_top_k": 1, "speculative_config": SpeculativeConfig(schedule=Constant(3))}
     for num_rows in (1, 3):
-        eager = same_as_plain(target, tiny.prompts(num_rows, width=9), **call)
-        compiled = same_as_plain(target, tiny.prompts(num_rows, width=9), **call, optimize=True)
-        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
-        assert compiled.num_draft_forwards == eager.num_draft_forwards == emulated.runs_of_heads
+        compiled = accepts_the_same(target, tiny.prompts(num_rows, width=9), **call)
+        assert compiled.num_draft_forwards == emulated.runs_of_heads
         emulated.runs_of_heads = 0
     reproduces_plain(target, (3, 2), **call, optimize=True)
     assert emulated.runs_of_heads and emulated.num_made == 2
@@ -46,46 +63,73 @@ def test_rows_that_take_the_place_of_others(emulated):
     assert emulated.runs_of_heads
 
 
-def test_auto_takes_a_file_that_is_there(emulated):
-    target, head = heads.made("llama")
-    same_as_plain(target, tiny.prompts(2), draft_model=head, optimize="auto")
-    assert not emulated.runs
+def test_states_are_kept_where_eager_passes_keep_them(fitted_pair, emulated):
+    target, head = fitted_pair
+    call = {"draft_model": head, "tree_top_k": 1, "speculative_config": SpeculativeConfig(schedule=Constant(3))}
+    inputs = {"input_ids": torch.tensor([PROMPT]), "attention_mask": torch.ones(1, len(PROMPT), dtype=torch.long)}
+    assert accepts_the_same(target, inputs, **call).num_accepted_draft_tokens > 3 and emulated.runs
+
+
+def test_the_same_files_for_each_choice_of_states(fitted_pair, emulated):
+    """What one kind of call has made, and the hooks it left, are in no other's way."""
+    target, head = fitted_pair
+    draft = tiny.noisy_copy(target)
+    for _ in range(2):
+        same_as_plain(target, tiny.prompts(2), draft_model=head)  # eagerly, by transformers' hooks
+        same_as_plain(target, tiny.prompts(2), draft_model=head, optimize=True)
+        same_as_plain(target, tiny.prompts(2), draft_model=draft, optimize=True)
+    assert emulated.num_made == 2, "the target's, which give states between layers to whoever asks, and the head's"
+    assert pool.kept(target).artifacts.keys() == {(), RECORDED}
+
+
+def test_auto_takes_files_that_are_there(fitted_pair, emulated):
+    target, head = fitted_pair
+    call = {"draft_model": head, "optimize": "auto", "tree_top_k": 1}
+    same_as_plain(target, tiny.prompts(2), **call)
+    assert not emulated.runs and len(emulated.started) == 1, (
+        "the target's are asked for; a head's, by the command alone"
+    )
     artifacts.make(head)
-    same_as_plain(target, tiny.prompts(2), draft_model=head, optimize="auto", tree_top_k=1)
-    assert emulated.runs_of_heads == len(emulated.runs) > 0, "the target's is not there"
+    same_as_plain(target, tiny.prompts(2), **call)
+    assert emulated.runs_of_heads == len(emulated.runs) > 0, "the target's are not there"
+    artifacts.make(target, recorded=RECORDED)
+    same_as_plain(target, tiny.prompts(2), **call)
+    assert len(emulated.runs) > emulated.runs_of_heads
 
 
 def test_trees(emulated):
     """Their levels are columns of the head's passes."""
     target, head = heads.made("llama")
     artifacts.make(head)
-    options = {"num_draft_tokens": 6, "tree_top_k": 3}
-    eager = same_as_plain(target, tiny.prompts(2), draft_model=head, **options)
-    compiled = same_as_plain(target, tiny.prompts(2), draft_model=head, **options, optimize=True)
-    assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
+    compiled = accepts_the_same(target, tiny.prompts(2), draft_model=head, num_draft_tokens=6, tree_top_k=3)
     assert emulated.runs_of_heads == compiled.num_draft_forwards
 
 
 @pytest.mark.skipif(packing.packing_unsupported_reason(tiny.llama()) is not None, reason="no packed products here")
-def test_on_packed_weights(emulated, monkeypatch):
+@pytest.mark.parametrize("looks_at_head", [False, True])
+def test_on_packed_weights(looks_at_head, emulated, monkeypatch):
     """And eagerly, once somebody has looked at one in the middle of a call."""
     target, head = heads.made("llama")
     run_as(monkeypatch, packs=True, compile=True)
     hs.attach(target, head)
-    call = {**tiny.prompts(2), "do_sample": False, "pad_token_id": 0, "max_new_tokens": 12, "num_draft_tokens": 3}
+    call = {**tiny.prompts(2), "do_sample": False, "pad_token_id": 0, "max_new_tokens": 12}
+    expected = target.generate(**call, draft_model=None).tolist()
+    call["num_draft_tokens"] = 3
+    looked_at = head if looks_at_head else target
 
-    class Looks:
-        def __call__(self, input_ids, scores):
-            if input_ids.shape[1] > 14:
-                head.lm_head.weight.sum()
-            return scores
+    def looks(input_ids, scores):
+        if input_ids.shape[1] > 14:
+            looked_at.lm_head.weight.sum()
+        return scores
 
-    expected = target.generate(**{**call, "num_draft_tokens": None}, draft_model=None)
-    assert target.generate(**call).tolist() == expected.tolist()
-    num_runs = emulated.runs_of_heads
-    assert target.generate(**call, logits_processor=[Looks()]).tolist() == expected.tolist()
-    assert 0 < num_runs < emulated.runs_of_heads < 2 * num_runs
-    hs.detach(target)
+    def num_runs():
+        return emulated.runs_of_heads if looks_at_head else len(emulated.runs) - emulated.runs_of_heads
+
+    start = num_runs()
+    assert target.generate(**call).tolist() == expected
+    num_whole, start = num_runs() - start, num_runs()
+    assert target.generate(**call, logits_processor=[looks]).tolist() == expected
+    assert 0 < num_runs() - start < num_whole
 
 
 class TestGreedyChains:
@@ -104,21 +148,16 @@ class TestGreedyChains:
     def test_no_scores_are_made(self, pair, num_rows, emulated, monkeypatch):
         target, draft = pair
         call = {"draft_model": draft, **self.CALL}
-        eager = same_as_plain(target, tiny.prompts(num_rows, width=9), **call)
+        accepts_the_same(target, tiny.prompts(num_rows, width=9), **call)
         monkeypatch.setattr(ProcessedSampler, "draft_scores", lambda *args: pytest.fail("scores of a draft"))
-        compiled = same_as_plain(target, tiny.prompts(num_rows, width=9), **call, optimize=True)
-        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
-        assert compiled.num_draft_forwards == eager.num_draft_forwards
+        same_as_plain(target, tiny.prompts(num_rows, width=9), **call, optimize=True)
 
     @pytest.mark.parametrize(
         "inputs, options", [({"repetition_penalty": 1.3}, {}), ({}, {"assistant_confidence_threshold": 0.3})]
     )
     def test_what_reads_scores_gets_them(self, pair, inputs, options, emulated):
         target, draft = pair
-        call = {"draft_model": draft, **self.CALL, **options}
-        eager = same_as_plain(target, tiny.prompts(2, width=9) | inputs, **call)
-        compiled = same_as_plain(target, tiny.prompts(2, width=9) | inputs, **call, optimize=True)
-        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens
+        accepts_the_same(target, tiny.prompts(2, width=9) | inputs, draft_model=draft, **self.CALL, **options)
 
     @pytest.mark.parametrize("name", ["min_new_tokens", "min_length", "suppress_tokens"])
     def test_processors_that_only_forbid(self, pair, name, emulated, monkeypatch):
@@ -155,8 +194,6 @@ class TestGreedyChains:
     def test_a_pass_that_ends_within_a_chain(self, pair, emulated, monkeypatch):
         """Somebody has asked for its weights: the chain is drafted again, eagerly."""
         target, draft = pair
-        call = {"draft_model": draft, **self.CALL}
-        eager = same_as_plain(target, tiny.prompts(2, width=9), **call)
         run, num_runs = Function.run, iter(range(1000))
 
         def ends(package, inputs):
@@ -164,9 +201,8 @@ class TestGreedyChains:
             return None if is_counted and next(num_runs) >= 15 else run(package, inputs)
 
         monkeypatch.setattr(Function, "run", ends)
-        compiled = same_as_plain(target, tiny.prompts(2, width=9), **call, optimize=True)
+        accepts_the_same(target, tiny.prompts(2, width=9), draft_model=draft, **self.CALL)
         assert next(num_runs) > 15
-        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
 
     def test_a_wider_vocabulary_than_the_targets(self, emulated):
         target = tiny.llama()
@@ -178,25 +214,8 @@ class TestGreedyChains:
 
     def test_embeddings_of_another_type(self, emulated):
         target, head = heads.made("llama")
-        head = head.double()
-        call = {"draft_model": head, **self.CALL}
-        eager = same_as_plain(target, tiny.prompts(2, width=9), **call)
-        compiled = same_as_plain(target, tiny.prompts(2, width=9), **call, optimize=True)
-        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
+        accepts_the_same(target, tiny.prompts(2, width=9), draft_model=head.double(), **self.CALL)
         assert emulated.runs_of_heads
-
-
-@pytest.mark.parametrize("name", slow_but(KINDS, "eagle 3.1"))
-def test_what_is_exported_is_the_pass_at_all_sizes(name):
-    """The graph alone, without a compiler."""
-    module = traced.HeadPass(heads.made(name)[1])
-    program = exported.export(module)
-    with torch.no_grad():
-        for num_rows, num_columns, seen in ((2, 4, 9), (5, 2, 60)):
-            inputs, others = (module.sample(num_rows, num_columns, seen) for _ in range(2))
-            found, expected = program.module()(*inputs), module(*others)
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(inputs[-1], others[-1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -207,10 +226,8 @@ def test_with_the_compiler_itself(tmp_path, monkeypatch):
     target, head = heads.made("sliding windows")
     call = {"draft_model": head, "tree_top_k": 1, "speculative_config": SpeculativeConfig(schedule=Constant(3))}
     for num_rows in (1, 3):
-        eager = same_as_plain(target, tiny.prompts(num_rows), **call)
-        compiled = same_as_plain(target, tiny.prompts(num_rows), **call, optimize=True)
-        assert compiled.num_accepted_draft_tokens == eager.num_accepted_draft_tokens > 0
-    assert artifacts.path_of(head).exists() and pool.kept(head).artifacts
+        accepts_the_same(target, tiny.prompts(num_rows), **call)
+    assert artifacts.path_of(head).exists() and pool.kept(head).artifacts and pool.kept(target).artifacts
     if not packing.packing_unsupported_reason(target):
         run_as(monkeypatch, packs=True, compile=True)
         hs.attach(target, head)

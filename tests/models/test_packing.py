@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 
 import hf_speculative as hs
@@ -25,19 +26,35 @@ def packs_all(monkeypatch):
     run_as(monkeypatch, packs=True)
 
 
+@pytest.fixture(params=["eager", "compiled"])
+def passes(request, monkeypatch, emulated):
+    """The passes of a test, which are made at most once, and run from a file in the end where they are compiled."""
+    run_as(monkeypatch, packs=True, compile=request.param == "compiled")
+    yield emulated
+    assert bool(emulated.runs) == (request.param == "compiled")
+
+
+def generate(model, batch=1, **options):
+    return model.generate(**tiny.prompts(batch), **KWARGS, **options).tolist()
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral"])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_greedy_tokens_are_those_of_plain_decoding(kind, batch):
+def test_greedy_tokens_are_those_of_plain_decoding(kind, passes):
     """On the same packed weights and on the plain ones; GPT-2's layers are square among others, with weights the other way."""
     model = tiny.build(kind)
-    draft, before, prompts = tiny.noisy_copy(model), weights(model), tiny.prompts(batch)
-    expected = model.generate(**prompts, **KWARGS).tolist()
+    draft, before, expected = (
+        tiny.noisy_copy(model),
+        weights(model),
+        {batch: generate(model, batch) for batch in (1, 3)},
+    )
     hs.attach(model, draft)
-    for call in ({"draft_model": None}, {}, {"num_draft_tokens": 4}):
-        found = num_packed(model), num_packed(draft)
-        assert model.generate(**prompts, **KWARGS, **call).tolist() == expected
-        assert (num_packed(model), num_packed(draft)) == found  # nothing on the way reads a plain weight
-        assert min(found) >= 2
+    found = num_packed(model)
+    assert found >= 2
+    for batch in (3, 1):
+        for call in ({"draft_model": None}, {}, {"num_draft_tokens": 4}):
+            assert generate(model, batch, **call) == expected[batch]
+            assert num_packed(model) == num_packed(draft) == found, "nothing on the way reads a plain weight"
+    assert passes.num_made <= 1
     hs.detach(model)
     assert num_packed(model) == num_packed(draft) == 0
     assert have_equal_weights(model, before)
@@ -80,7 +97,7 @@ def test_who_looks_at_a_weight_sees_it(model, look):
 
 
 def test_copies_files_and_pickles_are_plain(packed, tmp_path):
-    expected, before = packed.generate(**tiny.prompts(1), **KWARGS).tolist(), weights(packed)
+    expected, before = generate(packed), weights(packed)
 
     def again():  # each of them asked for the weights
         hs.detach(packed)
@@ -90,7 +107,7 @@ def test_copies_files_and_pickles_are_plain(packed, tmp_path):
         assert type(copied.lm_head) is nn.Linear
         assert type(copied.lm_head._parameters) is dict
         assert have_equal_weights(copied, before)
-        assert copied.generate(**tiny.prompts(1), **KWARGS).tolist() == expected
+        assert generate(copied) == expected
     again().save_pretrained(tmp_path)
     assert have_equal_weights(type(packed).from_pretrained(tmp_path), before)
     file = io.BytesIO()
@@ -99,42 +116,49 @@ def test_copies_files_and_pickles_are_plain(packed, tmp_path):
     assert all(torch.equal(found, before[name]) for name, found in torch.load(file).items())
 
 
+def _merge_lora(model):
+    torch.manual_seed(0)
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "down_proj"], r=2, init_lora_weights=False))
+    adapted.merge_and_unload()
+
+
 CHANGES = {
-    "in place": lambda m: m.lm_head.weight.data.mul_(2),
-    "load_state_dict": lambda m: m.load_state_dict({name: 2 * tensor for name, tensor in m.state_dict().items()}),
-    "another parameter": lambda m: setattr(m.lm_head, "weight", nn.Parameter(2 * m.lm_head.weight.detach())),
+    "in place": lambda m: m.lm_head.weight.data.mul_(-1),
+    "embedding": lambda m: m.model.embed_tokens.weight.data.mul_(-1),
+    "load_state_dict": lambda m: m.load_state_dict({name: -tensor for name, tensor in m.state_dict().items()}),
+    "another parameter": lambda m: setattr(m.lm_head, "weight", nn.Parameter(-m.lm_head.weight.detach())),
+    "LoRA": _merge_lora,
     "to": lambda m: m.to(torch.float64),
-    "apply": lambda m: m.apply(lambda module: [p.data.add_(1) for p in module.parameters(recurse=False)]),
+    "apply": lambda m: m.apply(lambda module: [p.data.mul_(-1) for p in module.parameters(recurse=False)]),
 }
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft 0.21.2 asks for it
 @pytest.mark.parametrize("change", CHANGES)
-def test_weights_that_change(change):
+def test_weights_that_change(change, passes, model, plain):
     """The next call runs on what the weights are then, packed again or not."""
-    changed, packed = (
-        tiny.llama(),
-        hs.attach(tiny.llama(), draft_model="suffix"),
-    )
-    prompts = tiny.prompts(2)
-    packed.generate(**prompts, **KWARGS)
+    hs.attach(model, draft_model="suffix")
+    before, ids = generate(model, 2), tiny.prompts(2)["input_ids"]
+    passes.runs.clear()
     with torch.no_grad():
-        CHANGES[change](changed)
-        CHANGES[change](packed)
-        with torch.no_grad():
-            torch.testing.assert_close(packed(prompts["input_ids"]).logits, changed(prompts["input_ids"]).logits)
-    assert packed.generate(**prompts, **KWARGS).tolist() == changed.generate(**prompts, **KWARGS).tolist()
-    assert num_packed(packed) == (0 if change == "to" else 15)
-    assert have_equal_weights(hs.detach(packed), changed.state_dict())
+        for one in (plain, model):
+            CHANGES[change](one)
+        torch.testing.assert_close(model(ids).logits, plain(ids).logits)
+    found = generate(model, 2)
+    assert found == generate(plain, 2) and (found != before or change == "to")
+    assert num_packed(model) == (0 if change == "to" else 15)
+    assert passes.num_made <= 1 + (change == "to")
+    assert have_equal_weights(hs.detach(model), plain.state_dict())
 
 
-def test_gradients_are_those_of_plain_weights(model, packed):
-    plain, ids = tiny.llama(), tiny.prompts(2)["input_ids"]
+def test_gradients_are_those_of_plain_weights(plain, packed):
+    ids = tiny.prompts(2)["input_ids"]
     for one in (plain, packed):
         one(ids, labels=ids).loss.backward()
     gradients = [{name: weight.grad for name, weight in one.named_parameters()} for one in (plain, packed)]
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient)
-    packed.generate(**tiny.prompts(1), **KWARGS)
+    generate(packed)
     assert num_packed(packed) == 0  # gradients are waiting for a step
 
 
@@ -170,35 +194,33 @@ def test_weights_that_something_else_has_stay_plain(model, holder):
 
 
 @pytest.mark.parametrize("write", [lambda w: w.mul_(2), lambda w: w.data.mul_(2)])
-def test_a_shared_head_is_a_checked_copy(write):
+def test_a_shared_head_is_a_checked_copy(write, passes):
     """The embedding needs the plain weight, so whoever writes to it does not ask the head."""
     model, changed = (tiny.build("llama", tie_word_embeddings=True) for _ in range(2))
     hs.attach(model, draft_model="suffix")
     assert "a second copy" in packing.describe(model)
-    expected = changed.generate(**tiny.prompts(1), **KWARGS).tolist()
-    assert model.generate(**tiny.prompts(1), **KWARGS).tolist() == expected
+    assert generate(model) == generate(changed)
     assert is_packed(model.lm_head)
     with torch.no_grad():
         for one in (model, changed):
             one.lm_head.weight = one.model.embed_tokens.weight  # transformers ties them so, and nothing changes
             write(one.model.embed_tokens.weight)
             write(one.lm_head.weight[: tiny.VOCAB // 2])
-    expected = changed.generate(**tiny.prompts(1), **KWARGS).tolist()
-    assert model.generate(**tiny.prompts(1), **KWARGS).tolist() == expected
-    assert is_packed(model.lm_head)
+    assert generate(model) == generate(changed)
+    assert is_packed(model.lm_head) and passes.num_made <= 1
     hs.detach(model)
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-def test_autocast(packed):
-    ids, plain = tiny.prompts(1)["input_ids"], tiny.llama()
+def test_autocast(plain, packed):
+    ids = tiny.prompts(1)["input_ids"]
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(packed(ids).logits, plain(ids).logits)
 
 
 def test_packed_again_but_not_for_ever(packed):
     for num in range(1, MOST_RESTORED + 2):
-        packed.generate(**tiny.prompts(1), **KWARGS)
+        generate(packed)
         assert is_packed(packed.lm_head) == (num <= MOST_RESTORED)
         packed.lm_head.weight.sum()
 
@@ -210,14 +232,14 @@ def test_a_model_that_wraps_layers_in_functions_of_its_own():
     head.forward = lambda input: calls.append(1) or forward(input)
     hs.attach(model, draft_model="suffix")
     assert num_packed(model) == 14
-    model.generate(**tiny.prompts(1), **KWARGS)
+    generate(model)
     assert calls
 
 
 def test_eager_passes_take_small_layers_plain(model, monkeypatch):
     """They gain less than the layer's own Python costs."""
+    run_as(monkeypatch, packs=True)
     monkeypatch.setattr(packing, "LEAST_BYTES", 4 * model.lm_head.weight.numel())
-    run_as(monkeypatch, packs="auto")
     hs.attach(model, draft_model="suffix")
     assert num_packed(model) == 7 and is_packed(model.lm_head)
     assert "8 stay plain, small, and not faster packed" in packing.describe(model)
@@ -229,12 +251,12 @@ def test_passes_compiled_in_the_process_take_plain_weights(model, monkeypatch):
     for one in (model, model.model.layers[0]):
         one.register_forward_pre_hook(lambda *args: None)  # with which nothing is compiled ahead of time
     draft = tiny.noisy_copy(model)
-    expected = model.generate(**tiny.prompts(1), **KWARGS).tolist()
+    expected = generate(model)
     run_as(monkeypatch, packs=True, compile=True)
     hs.attach(model, draft)
     places = [weight.data_ptr() for weight in model.parameters()]
     for _ in range(2):
-        assert model.generate(**tiny.prompts(1), **KWARGS).tolist() == expected
+        assert generate(model) == expected
         assert num_packed(model) == num_packed(draft) == 0
         assert [weight.data_ptr() for weight in model.parameters()] == places
 

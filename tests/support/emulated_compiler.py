@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
-from itertools import chain, islice
+from itertools import chain
+from types import SimpleNamespace
 
 from torch import Tensor
 from torch.func import functional_call
 
 from hf_speculative.models import artifacts, execution, exported, pool
 from hf_speculative.models.exported import check
-from hf_speculative.models.packed_layers import layout_of, packed_of
+from hf_speculative.models.packed_layers import for_compiler, layout_of, packed_of
 from hf_speculative.models.pieces import Before
 from hf_speculative.models.traced import HeadPass, TracedPass
 
@@ -55,13 +56,8 @@ class Function:
         if begins_a_pass(self.module):
             self.compiler.runs.append(tuple(inputs[0].shape))
         self.compiler.runs_of_heads += isinstance(self.module, HeadPass)
-        if not isinstance(self.module, TracedPass):
-            found = functional_call(self.module, self.given, tuple(inputs))
-            return [found] if isinstance(found, Tensor) else list(found)
-        *tensors, given, keys, values = self.module.sample(1, 1, 1)
-        left = iter(inputs)
-        lists = [list(islice(left, len(like))) for like in (tensors, given, keys, values)]
-        return list(functional_call(self.module, self.given, (*lists[0], *lists[1:])))
+        found = functional_call(self.module, self.given, tuple(inputs))
+        return [found] if isinstance(found, Tensor) else list(found)
 
 
 class Emulated:
@@ -70,17 +66,18 @@ class Emulated:
     Attributes:
         num_made: passes, of one file or of several.
         num_files: made.
+        started: commands of processes that would make more.
     """
 
     def __init__(self):
-        self.num_files, self.is_trying = 0, False
+        self.num_files, self.is_trying, self.started = 0, False, []
         self.num_made, self.runs, self.modules, self.runs_of_heads = 0, [], {}, 0
 
     def compile_to(self, path, module):
         self.num_files += 1
         self.num_made += begins_a_pass(module)
         path.write_text(str(self.num_files))
-        self.modules[str(self.num_files)] = copy.deepcopy(module.for_compiler()), layout_of(packed_of(module))
+        self.modules[str(self.num_files)] = copy.deepcopy(for_compiler(module)), layout_of(packed_of(module))
 
     def check(self, compiled, module):
         """The trial of what was made; its passes are not counted."""
@@ -102,6 +99,8 @@ def install(folder, monkeypatch) -> Emulated:
     monkeypatch.setattr(exported, "compile_to", compiler.compile_to)
     monkeypatch.setattr(exported, "check", compiler.check)
     monkeypatch.setattr(exported, "CompiledPackage", compiler.open_package)
+    popen = SimpleNamespace(Popen=lambda command, **kwargs: compiler.started.append(command), DEVNULL=None)
+    monkeypatch.setattr(artifacts, "subprocess", popen)
     monkeypatch.setattr(artifacts, "_started", set())
     monkeypatch.setattr(artifacts, "_has_no_power_to_spare", lambda: False)
     monkeypatch.setattr(execution, "ENOUGH_SECONDS", 0.0)

@@ -28,6 +28,7 @@ PACKAGE = f"{Path(__file__).parents[2] / 'hf_speculative'}/"
 NUM_DEVICES = 2
 COPIES = ("_to_copy", "copy_")
 INDEXING = ("index", "index_put", "index_put_")
+#: these take a number from the host, as pointwise operations do
 TAKES_SCALARS = ("where", "masked_fill", "masked_fill_", "fill_")
 #: sizes or branches that depend on data; indexing by a mask is one more
 READS = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "repeat_interleave", "_unique2", "unique_dim")
@@ -75,9 +76,6 @@ class OnDevice(torch.Tensor):
 
     def data_ptr(self) -> int:
         return self.inner.data_ptr()
-
-    def __repr__(self) -> str:
-        return f"OnDevice({self.inner!r}, {self.place})"
 
     def __deepcopy__(self, memo):
         copied = OnDevice(self.inner.detach().clone(), self.place)
@@ -230,9 +228,8 @@ class Devices(TorchDispatchMode):
         takes_scalars = torch.Tag.pointwise in operation.tags or name in TAKES_SCALARS
 
         def is_scalar(tensor) -> bool:
-            return tensor.ndim == 0 and (
-                getattr(tensor, "is_anywhere", False) or (takes_scalars and tensor.device.type == "cpu")
-            )
+            is_of_host = takes_scalars and tensor.device.type == "cpu"
+            return tensor.ndim == 0 and (getattr(tensor, "is_anywhere", False) or is_of_host)
 
         others = {tensor.device for tensor in tensors if tensor.device != place and not is_scalar(tensor)}
         if others:
@@ -284,8 +281,6 @@ def _fakes(devices: Devices) -> dict:
         record = lambda on=None: devices.timed.add((on or stream()).index)  # noqa: E731
         return SimpleNamespace(record=record, elapsed_time=lambda other: 1.0)
 
-    size = 2**34
-    properties = SimpleNamespace(name="simulated GPU", total_memory=size, major=9, minor=0, multi_processor_count=1)
     return {
         "_lazy_init": lambda: None,
         "init": lambda: None,
@@ -307,14 +302,10 @@ def _fakes(devices: Devices) -> dict:
         "Event": event,
         "stream": contextlib.nullcontext,
         "current_stream": stream,
-        "empty_cache": lambda: None,
         "memory_allocated": lambda *place: 0,
         "max_memory_allocated": lambda *place: 0,
         "reset_peak_memory_stats": lambda *place: None,
-        "get_device_name": lambda *place: properties.name,
-        "get_device_capability": lambda *place: (properties.major, properties.minor),
-        "get_device_properties": lambda *place: properties,
-        "mem_get_info": lambda *place: (size, size),
+        "get_device_name": lambda *place: "simulated GPU",
     }
 
 
