@@ -3,6 +3,7 @@
 import ast
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -31,37 +32,15 @@ def model():
     return tiny.llama()
 
 
-def prepared(model, ask):
-    """What `ask` gives of a call that `generate` has prepared."""
-    found = []
-
-    def hook(model, input_ids, generation_config, **kwargs):
-        found.append(ask(generation_config, kwargs))
-        return input_ids
-
-    model.generate(torch.tensor([[3, 4]]), max_new_tokens=2, pad_token_id=7, custom_generate=hook)
-    return found[0]
-
-
-def test_the_padding_token_of_a_prepared_call(model):
-    assert prepared(model, lambda config, kwargs: hf_compat.pad_token(config)).item() == 7
-
-
-def test_a_cache_of_the_users(model):
-    assert prepared(model, lambda config, kwargs: hf_compat.is_given_by_user(kwargs.get("past_key_values"))) is False
-    cache = model(torch.tensor([[3, 4]]), use_cache=True).past_key_values
-    found = []
-    model.generate(
-        torch.tensor([[3, 4, 5]]),
-        past_key_values=cache,
-        max_new_tokens=1,
-        custom_generate=lambda model, input_ids, **kwargs: found.append(kwargs["past_key_values"]) or input_ids,
-    )
-    assert hf_compat.is_given_by_user(found[0])
-
-
-def test_keywords_of_caches():
-    assert "past_key_values" in hf_compat.CACHE_ARGUMENTS
+def test_a_prepared_call(model):
+    """Its token of padding, and whether its cache is the user's."""
+    hook, ids = Mock(side_effect=lambda model, input_ids, **kwargs: input_ids), torch.tensor([[3, 4, 5]])
+    call = {"max_new_tokens": 2, "pad_token_id": 7, "custom_generate": hook}
+    model.generate(ids, **call)
+    assert hf_compat.pad_token(hook.call_args.kwargs["generation_config"]).item() == 7
+    assert not hf_compat.is_given_by_user(hook.call_args.kwargs.get("past_key_values"))
+    model.generate(ids, past_key_values=model(ids[:, :2], use_cache=True).past_key_values, **call)
+    assert hf_compat.is_given_by_user(hook.call_args.kwargs["past_key_values"])
 
 
 def test_columns_of_a_static_mask():
@@ -81,6 +60,7 @@ def test_a_loop_of_ones_own(model):
 
 
 def test_the_prompts_pass_and_the_next_keywords(model):
+    assert "past_key_values" in hf_compat.CACHE_ARGUMENTS
     ids = torch.tensor([[3, 4]])
     kwargs = {"attention_mask": torch.ones_like(ids), "use_cache": True}
     with torch.no_grad():
@@ -168,12 +148,9 @@ def test_compiling():
     assert hf_compat.is_compiled(layer)
     runner = torch._C._aoti.AOTIModelContainerRunnerCpu
     assert callable(torch._dynamo.maybe_mark_dynamic) and callable(runner.run)
+    assert callable(hf_compat.output_capturing.maybe_install_capturing_hooks)
     assert "user_managed" in runner.update_constant_buffer.__doc__ and runner.get_constant_names_to_original_fqns
     assert isinstance(hf_compat.has_onednn_bf16(), bool)
-
-
-def test_capturing_hidden_states():
-    assert callable(hf_compat.output_capturing.maybe_install_capturing_hooks)
 
 
 def test_layers_of_heads():
@@ -186,9 +163,7 @@ def test_layers_of_heads():
 def test_batches_of_like_length():
     sampler = training.LengthGroupedSampler(2, lengths=[9, 1, 8, 2], generator=torch.Generator())
     order = list(sampler)
-    assert sorted(order) == [0, 1, 2, 3] and order[0] == 0, (
-        "the longest one first, to learn at once whether memory suffices"
-    )
+    assert sorted(order) == [0, 1, 2, 3] and order[0] == 0, "the longest first, to learn at once if memory suffices"
 
 
 def test_parsing_of_answers():

@@ -90,7 +90,7 @@ def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) ->
         one_by_one = (
             "keeps one state after another"
             if is_recurrent(model)
-            else "computes other logits for branches side by side"
+            else "is of a type whose logits for branches side by side no test compares"
         )
         eager, chains = eager_reason(model), None if fits_trees(model) else one_by_one
     return ModelReport(name, kind, why, deviation, eager, chains, packing.describe(model)), None

@@ -4,10 +4,7 @@ A rename there breaks this room alone, and tests/test_hf_compat.py says what. La
 classes of Trainer in `training.py`, those of files in `compiled.py`.
 """
 
-import functools
-import inspect
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -93,12 +90,6 @@ def set_own_attention_name(config: PretrainedConfig, name: str) -> None:
 def is_stateful(model: PreTrainedModel) -> bool:
     """A model has a state that cannot be cropped."""
     return bool(getattr(model, "_is_stateful", False))
-
-
-@functools.cache
-def is_torch_fallback(kernel: Callable) -> bool:
-    """A kernel of transformers' is its own, in torch, not one of a package that is installed or of the hub."""
-    return inspect.getclosurevars(kernel).nonlocals.get("is_new_implementation") is False
 
 
 def device_mesh(model: PreTrainedModel | None):

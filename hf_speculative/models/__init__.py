@@ -22,7 +22,7 @@ from .inputs import Inputs, inputs_for_draft, misfit_of_encoder, prepared_inputs
 from .masks import AttentionLayers, Nodes, is_recurrent, no_nodes, nodes_of
 from .multimodal import MultimodalModel
 from .places import fed_slots
-from .probe import fits_early_exit, fits_trees, ragged_deviation, tolerance, universal_deviation
+from .probe import fits_early_exit, ragged_deviation, tolerance, universal_deviation
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
 from .recording import RecordingModel, states_unsupported_reason
@@ -39,4 +39,4 @@ from .sharding import (
 from .static import StaticModel
 from .traced import MAX_COLUMNS
 from .universal import TextModel, UniversalModel
-from .verified_types import has_tested_modules, is_tested_multimodal, is_tested_ragged, is_tested_universal
+from .verified_types import fits_trees, has_tested_modules, is_tested_multimodal, is_tested_ragged, is_tested_universal

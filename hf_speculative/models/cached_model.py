@@ -1,6 +1,7 @@
 """Facts and modes of a model that its caches need: device, widths, positions, dropout."""
 
 import threading
+from collections import defaultdict
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from weakref import WeakKeyDictionary
 
@@ -57,10 +58,7 @@ def num_cached_of_image(model: PreTrainedModel, cache) -> int:
 
 
 #: how many calls keep a module's attribute switched off, by its name
-_num_off: dict[str, WeakKeyDictionary[nn.Module, int]] = {
-    "training": WeakKeyDictionary(),
-    "gradient_checkpointing": WeakKeyDictionary(),
-}
+_num_off: dict[str, WeakKeyDictionary[nn.Module, int]] = defaultdict(WeakKeyDictionary)
 _lock = threading.Lock()
 
 

@@ -8,12 +8,11 @@ from .inputs import Inputs
 from .probe import fits_universal
 from .verified_types import has_tested_modules
 
-_FORGETS = (
-    "reads several tokens at once as if its recurrent state were empty, so that a draft cannot be verified in one pass"
-)
-_HEADS = "has an output layer for each position, a codebook each, and as many positions"
 OTHERWISE = "use `draft_model=` or `prompt_lookup_num_tokens=` instead, or leave it out for plain decoding"
-REFUSED_TYPES = {"rwkv": _FORGETS, "csm_depth_decoder_model": _HEADS}
+REFUSED_TYPES = {
+    "rwkv": "reads several tokens at once as if its recurrent state were empty, so that no pass verifies a draft",
+    "csm_depth_decoder_model": "has an output layer for each position, a codebook each, and as many positions",
+}
 
 
 def unwrap(model, argument: str) -> PreTrainedModel:

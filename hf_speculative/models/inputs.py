@@ -216,17 +216,8 @@ def note_positions(twin: PreTrainedModel, model: PreTrainedModel) -> None:
 
 def _accepted(draft: PreTrainedModel, call: dict[str, Any]) -> dict[str, Any]:
     """The inputs of `call` that the draft accepts as well: images, features, masks."""
-    accepted = inspect.signature(draft.forward).parameters
-    excluded = {
-        "inputs",
-        "inputs_embeds",
-        "position_ids",
-        "past_key_values",
-        "use_cache",
-        "decoder_input_ids",
-        "labels",
-    }
-    names = accepted.keys() - excluded - vars(GenerationConfig()).keys()
+    own = {"inputs", "inputs_embeds", "position_ids", "past_key_values", "use_cache", "decoder_input_ids", "labels"}
+    names = inspect.signature(draft.forward).parameters.keys() - own - vars(GenerationConfig()).keys()
     return {name: value for name, value in call.items() if name in names and value is not None}
 
 

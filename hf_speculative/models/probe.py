@@ -4,7 +4,8 @@ The reference is steps of one token, each prepared by the model's own `prepare_i
 """
 
 import functools
-from collections.abc import Callable, Hashable, Iterator
+import math
+from collections.abc import Callable, Hashable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..interfaces import CachedModel
-from ..types import Batch, Draft, Verdict, along_path, uploaded
+from ..types import Batch, uploaded
 from .attention import takes_masks
 from .cached_model import device_of, last_id, num_cached_of_image, without_dropout
 from .early_exit import EarlyExitModel
@@ -52,12 +53,8 @@ def fits_early_exit(model: PreTrainedModel, exit_layer: int) -> bool:
         return False
     if takes_masks(model) and is_tested_ragged(model):
         return True
-    deviation = _once(
-        model,
-        ("early exit", exit_layer),
-        lambda: _deviation_of_ragged(model, lambda model: _Drafting(model, exit_layer)),
-    )
-    return deviation <= tolerance(model)
+    trial = functools.partial(_worst_deviation, model, lambda: _Drafting(model, exit_layer))
+    return _once(model, ("early exit", exit_layer), trial) <= tolerance(model)
 
 
 def fits_universal(model: PreTrainedModel, inputs: Inputs, is_draft: bool = False) -> bool:
@@ -78,15 +75,6 @@ def fits_multimodal(model: PreTrainedModel, inputs: Inputs, is_draft: bool = Fal
     return universal_deviation(model, inputs, is_draft, MultimodalModel) <= tolerance(model)
 
 
-def fits_trees(model: PreTrainedModel) -> bool:
-    """Whether trees are right on the ragged path: true for a tested type; else tried once for each model object."""
-    if is_recurrent(model):
-        return False
-    if is_tested_ragged(model, by_type=True):
-        return True
-    return _once(model, "trees", lambda: _deviation_of_trees(model)) <= tolerance(model)
-
-
 def tolerance(model: PreTrainedModel) -> float:
     """The largest distance of logits by rounding alone, in standard deviations of the logits.
 
@@ -100,7 +88,7 @@ def tolerance(model: PreTrainedModel) -> float:
 
 def ragged_deviation(model: PreTrainedModel) -> float:
     """The distance of the ragged cache's logits from plain steps', in standard deviations; infinite if it fails."""
-    return _once(model, "ragged", lambda: max(_deviation_of_ragged(model, RaggedModel, seed) for seed in _seeds(model)))
+    return _once(model, "ragged", lambda: _worst_deviation(model, lambda: RaggedModel(model)))
 
 
 def _once(model: PreTrainedModel, what: Hashable, trial: Callable[[], float]) -> float:
@@ -109,11 +97,6 @@ def _once(model: PreTrainedModel, what: Hashable, trial: Callable[[], float]) ->
     if what not in known:
         known[what] = trial()
     return known[what]
-
-
-def _seeds(model: PreTrainedModel) -> range:
-    """Of random tokens: layers that quantise their inputs may be right on some."""
-    return range(1 if has_tested_modules(model) else SEEDS)
 
 
 def universal_deviation(
@@ -133,8 +116,7 @@ def universal_deviation(
         if not is_draft:
             with without_dropout(model), torch.no_grad():
                 UniversalModel(model, tried).logits(_prompts(tried), ahead=0, num_last=1)
-        make = functools.partial(make_cached, model, tried, is_draft)
-        return max(_deviation_from_steps(model, tried, make, is_draft, seed) for seed in _seeds(model))
+        return _worst_deviation(model, lambda: make_cached(model, tried, is_draft), tried, is_draft)
 
     kind = (make_cached, *inputs.others, inputs.hides_columns, num_cached_of_image(model, inputs.cache) > 0)
     return _once(model, kind, trial)
@@ -172,74 +154,45 @@ def _width(model: PreTrainedModel) -> int:
     return 6 + max([window for window in windows if window <= LONGEST_WINDOW], default=0)
 
 
-def _infinite_if_it_fails(deviation: Callable[..., float]) -> Callable[..., float]:
-    """Run a trial without dropout; infinite for a model that does not run through a cache of ours."""
-
-    @functools.wraps(deviation)
-    @torch.no_grad()
-    def tried(model: PreTrainedModel, *args) -> float:
-        with without_dropout(model):
-            try:
-                return deviation(model, *args)
-            except torch.OutOfMemoryError:
-                raise
-            except DOES_NOT_RUN:
-                return torch.inf
-
-    return tried
-
-
-@_infinite_if_it_fails
-def _deviation_of_trees(model: PreTrainedModel) -> float:
-    """Of a tree in one pass, and of what follows once a path of it was kept, from passes over chains."""
-    width = _width(model)
-    tokens = _random_tokens(model, 3, width + 6, seed=0).to(device_of(model))
-    parents, paths = [-1, -1, 1, 0, 2], ([0, 3], [1, 2, 4])
-    padding, nodes = [0, 1, 3], tokens[:, width : width + 5]
-
-    def begun() -> tuple[Batch, RaggedModel]:
-        batch, cached = Batch(tokens[:, :width], padding, max_length=width + 8), RaggedModel(model)
-        cached.prefill(batch)
-        return batch, cached
-
-    expected = []
-    for path in paths:
-        batch, cached = begun()
-        batch.put(torch.cat([nodes[:, path], tokens[:, -1:]], 1))
-        expected.append(cached.logits(batch, ahead=len(path) + 1, num_last=len(path) + 1))
-    batch, cached = begun()
-    tree = torch.tensor([parents] * 3, device=tokens.device)
-    draft = Draft(nodes, None, batch.lengths.new_full((3,), 5), tree, depth=3)
-    batch.put(nodes, tree=draft.tree)
-    of_nodes = cached.logits(batch, ahead=5, num_last=5)
-    kept = torch.tensor([paths[1]] * 3, device=tokens.device)
-    draft, verdict, _ = along_path(draft, Verdict(batch.lengths.new_full((3,), 3), tokens[:, -1], path=kept))
-    batch.put(draft.tokens)
-    batch.append(draft, verdict)
-    cached.rollback(batch)
-    found = torch.cat([of_nodes[:, paths[0] + paths[1]], cached.logits(batch, ahead=0, num_last=1)], 1)
-    return _deviation(found, torch.cat([expected[0][:, :2], expected[1]], 1))
-
-
-@_infinite_if_it_fails
-def _deviation_of_ragged(
-    model: PreTrainedModel, make_cached: Callable[[PreTrainedModel], CachedModel] = RaggedModel, seed: int = 0
+def _worst_deviation(
+    model: PreTrainedModel, make_cached: Callable[[], CachedModel], inputs: Inputs | None = None, is_draft: bool = False
 ) -> float:
-    """On random tokens, left-padded."""
+    """The largest over random tokens; infinite for a model that does not run through a cache of ours.
+
+    Args:
+        inputs: of the call; else left-padded prompts longer than the model's windows.
+    """
+    num_seeds = 1 if has_tested_modules(model) else SEEDS  # layers that quantise their inputs may be right on some
+    with without_dropout(model), torch.no_grad():
+        try:
+            return max(
+                _deviation_from_steps(model, make_cached, inputs or _random_inputs(model, seed), is_draft, seed)
+                for seed in range(num_seeds)
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except DOES_NOT_RUN:
+            return torch.inf
+
+
+def _random_inputs(model: PreTrainedModel, seed: int) -> Inputs:
     width = _width(model)
     prompts = _random_tokens(model, 3, width, seed).to(device_of(model))
-    inputs = text_inputs(model, Batch(prompts, [0, 1, 3], max_length=width + 8))
-    return _deviation_from_steps(model, inputs, lambda: make_cached(model), False, seed)
+    return text_inputs(model, Batch(prompts, [0, 1, 3], max_length=width + 8))
 
 
-@_infinite_if_it_fails
 def _deviation_from_steps(
-    model: PreTrainedModel, inputs: Inputs, make_cached: Callable[[], CachedModel], is_draft: bool, seed: int
+    model: PreTrainedModel, make_cached: Callable[[], CachedModel], inputs: Inputs, is_draft: bool, seed: int
 ) -> float:
     """Of passes over several tokens, some of which are taken back, from steps of one token."""
     batch, num_rows = _prompts(inputs), len(inputs.input_ids)
     kept, taken_back = _random_tokens(model, 2 * num_rows, 5, seed).to(batch.tokens.device).view(2, num_rows, 5)
-    plain = torch.cat(list(_plain_steps(UniversalModel(model, inputs, is_draft), batch, kept)), 1)
+    stepped = UniversalModel(model, inputs, is_draft)
+    steps = [stepped.logits(batch, ahead=0, num_last=1)]
+    for i in range(kept.shape[1]):
+        extend(batch, kept[:, i : i + 1])
+        steps.append(stepped.logits(batch, ahead=0, num_last=1))
+    plain = torch.cat(steps, 1)
     cached, batch = make_cached(), _prompts(inputs)
     cached.logits(batch, ahead=0, num_last=1)
     extend(batch, kept[:, :1])
@@ -252,7 +205,9 @@ def _deviation_from_steps(
     batch.put(torch.stack([kept[row, 1 + move : 3 + move] for row, move in enumerate(moves)]))
     second = cached.logits(batch, ahead=2, num_last=3)
     expected = torch.stack([plain[row, [1, 2, *range(1 + move, 4 + move)]] for row, move in enumerate(moves)])
-    return _deviation(torch.cat([first, second], 1), expected)
+    found, expected = torch.cat([first, second], 1).float(), expected.float()
+    deviation = ((found - expected).abs().max() / expected.std()).item() if found.shape == expected.shape else torch.nan
+    return torch.inf if math.isnan(deviation) else deviation
 
 
 def _random_tokens(model: PreTrainedModel, num_rows: int, width: int, seed: int) -> Tensor:
@@ -264,25 +219,9 @@ def _prompts(inputs: Inputs) -> Batch:
     return Batch(inputs.input_ids, inputs.prompt.padding, inputs.input_ids.shape[1] + 8)
 
 
-def _plain_steps(cached: UniversalModel, batch: Batch, tokens: Tensor) -> Iterator[Tensor]:
-    """Logits `(batch, 1, vocab)` after the prompts of `batch` and after each of `tokens (batch, n)`, fed one at a time."""
-    yield cached.logits(batch, ahead=0, num_last=1)
-    for i in range(tokens.shape[1]):
-        extend(batch, tokens[:, i : i + 1])
-        yield cached.logits(batch, ahead=0, num_last=1)
-
-
 def extend(batch: Batch, tokens: Tensor, by: list[int] | None = None) -> None:
     """Append the first `by[i]` of `tokens (batch, n)` to row i; default: all."""
     by = by or [tokens.shape[1]] * len(batch.rows)
     batch.put(tokens)
     batch.lengths = batch.lengths + uploaded(by, batch.lengths.device)
     batch.host_lengths = [length + num for length, num in zip(batch.host_lengths, by, strict=True)]
-
-
-def _deviation(found: Tensor, expected: Tensor) -> float:
-    if found.shape != expected.shape:
-        return torch.inf
-    expected = expected.float()
-    deviation = ((found.float() - expected).abs().max() / expected.std()).item()
-    return deviation if deviation == deviation else torch.inf

@@ -74,26 +74,24 @@ class RaggedModel(CachedModel):
         # Without filler each row goes on where its cache ends, which is there as a tensor already.
         first = self.seen if not has_filler else batch.lengths - batch.padding + (ahead - width)
         input_ids = self._input_ids(batch, ahead, width)
-        if not has_filler and min(ends) == end:
-            self.cache.slots = None
-            queries = torch.arange(end - width, end, device=self.device).expand(len(ends), -1)
-            position_ids = queries if nodes is None else nodes.positions(queries)
-            # An empty cache or a single query: the model's own masks, and with them plain decoding's kernels.
-            own_masks = nodes is None and (width == 1 or end == width)
-            attention_mask = None if own_masks else self.layers.masks(queries, self.cache, self.dtype, nodes)
-        else:
-            self.cache.slots = queries = columns_from(first.to(self.device), width)
-            if has_filler:
-                is_filler = queries < self.seen.to(self.device)[:, None]
-                self.cache.slots = queries.masked_fill(is_filler, self.cache.capacity - 1)
-                queries = queries.masked_fill(is_filler, 0)
-            if self.cache.is_prompt and is_filler is not None:
-                attention_mask = (~is_filler).long()
-            else:
-                attention_mask = self.layers.masks(queries, self.cache, self.dtype, nodes, is_filler)
-            positions = queries if nodes is None else nodes.positions(queries)
+        are_equal = not has_filler and min(ends) == end
+        queries = columns_from(first.to(self.device), width)
+        self.cache.slots = None if are_equal else queries
+        if has_filler:
+            is_filler = queries < self.seen.to(self.device)[:, None]
+            self.cache.slots = queries.masked_fill(is_filler, self.cache.capacity - 1)
+            queries = queries.masked_fill(is_filler, 0)
+        position_ids = queries if nodes is None else nodes.positions(queries)
+        if end > batch.max_position + 1:
             # A row near the maximum length may be fed beyond it, because others draft further: nothing reads that.
-            position_ids = positions.clamp(max=batch.max_position) if end > batch.max_position + 1 else positions
+            position_ids = position_ids.clamp(max=batch.max_position)
+        if are_equal and nodes is None and (width == 1 or end == width):
+            # An empty cache or a single query: the model's own masks, and with them plain decoding's kernels.
+            attention_mask = None
+        elif self.cache.is_prompt and is_filler is not None:
+            attention_mask = (~is_filler).long()
+        else:
+            attention_mask = self.layers.masks(queries, self.cache, self.dtype, nodes, is_filler)
 
         self.cache.recurrence.begin(self.host_seen, width, ahead, is_filler)
         keep = {"logits_to_keep": num_last} if self.accepts_logits_to_keep else {}
@@ -263,12 +261,10 @@ class RaggedModel(CachedModel):
         self.cache.recurrence.load(cache, self.host_seen)
         for layer, given in zip(layers, filled, strict=True):
             layer.lazy_initialization(given.keys, given.values)
-            num_kept = given.keys.shape[2]  # a sliding layer holds its last window only
-            for row, (pad, seen) in enumerate(zip(batch.host_padding, self.host_seen, strict=True)):
-                first = length - num_kept - pad  # the slot of the first column kept; below 0 stands padding
-                skip = min(max(0, -first), num_kept)
-                layer.keys[row, :, seen - num_kept + skip : seen] = given.keys[row, :, skip:]
-                layer.values[row, :, seen - num_kept + skip : seen] = given.values[row, :, skip:]
+            for row, seen in enumerate(self.host_seen):
+                num_kept = min(given.keys.shape[2], seen)  # a sliding layer holds its last window only
+                for part, kept in ((layer.keys, given.keys), (layer.values, given.values)):
+                    part[row, :, seen - num_kept : seen] = kept[row, :, kept.shape[2] - num_kept :]
 
     def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
         rows, self.done = self.done, []

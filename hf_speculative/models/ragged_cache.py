@@ -49,18 +49,13 @@ class RaggedLayer(CacheLayerMixin):
             keys[:, :, cache.start : cache.end] = key_states
             values[:, :, cache.start : cache.end] = value_states
         else:
-            index = cache.index(key_states.device)
+            index = in_rows(cache.slots, key_states.device)
             keys.transpose(1, 2).index_put_(index, key_states.transpose(1, 2))
             values.transpose(1, 2).index_put_(index, value_states.transpose(1, 2))
         if cache.is_prompt:
             return key_states, value_states
         visible = slice(cache.first(self.sliding_window), cache.end)
         return keys[:, :, visible], values[:, :, visible]
-
-    def move(self, source: tuple[Tensor, Tensor], goal: tuple[Tensor, Tensor]) -> None:
-        """What is in slots `source` goes to slots `goal`, both `in_rows`."""
-        for part in (part.transpose(1, 2) for part in self.filled()):
-            part.index_put_(goal, part[source])
 
     def grow(self) -> None:
         """Make room for as many slots as the cache now has."""
@@ -91,14 +86,10 @@ class RaggedLayer(CacheLayerMixin):
             return
         if indices == sorted(set(indices)):  # rows only move up: in place, and only those that move
             leaving = [row for row in range(self.cache.num_rows) if row not in indices]
-            moved = [lane for lane, row in enumerate([*indices, *leaving]) if lane != row]
-            if not moved:
-                return
-            for part in (self.keys, self.values):
-                behind = torch.stack([part[lane] for lane in leaving])
-                for lane in range(moved[0], len(indices)):
-                    part[lane] = part[indices[lane]]
-                part[len(indices) : self.cache.num_rows] = behind
+            moved = [(lane, row) for lane, row in enumerate([*indices, *leaving]) if lane != row]
+            if moved:
+                goal, source = uploaded(moved, self.keys.device).T
+                self.keys[goal], self.values[goal] = self.keys[source], self.values[source]
         else:
             index = uploaded(indices, self.keys.device)
             self.keys, self.values = self.keys.index_select(0, index), self.values.index_select(0, index)
@@ -155,7 +146,8 @@ class RaggedCache(Cache):
         self.captured: dict[tuple, Callable[..., Any]] = {}
         self.start, self.end, self.lowest, self.capacity = 0, 0, 0, 0
         self.num_rows, self.used = 0, 0
-        self.slots, self.is_prompt = None, False
+        self.slots: Tensor | None = None
+        self.is_prompt = False
         kinds = itertools.zip_longest(windows, num_states, attends)
         layers = [
             RaggedLayer(self, window)
@@ -167,20 +159,6 @@ class RaggedCache(Cache):
         ]
         self.recurrence = Recurrence([layer for layer in layers if isinstance(layer, RecurrentLayer)])
         super().__init__(layers=layers)
-
-    @property
-    def slots(self) -> Tensor | None:
-        return self._slots
-
-    @slots.setter
-    def slots(self, slots: Tensor | None) -> None:
-        self._slots = slots
-        self._index = None if slots is None else in_rows(slots, slots.device)
-
-    def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Of `slots`, for a layer on this device; made once a pass where all lie on one."""
-        assert self._index is not None and self._slots is not None
-        return self._index if self._slots.device == device else in_rows(self._slots, device)
 
     @property
     def allocated(self) -> list[RaggedLayer]:
@@ -243,12 +221,9 @@ class RaggedCache(Cache):
 
     def move(self, source: Tensor, goal: Tensor) -> None:
         """What is in slots `source (batch, n)` goes to slots `goal (batch, n)`."""
-        device = None
         for layer in self.allocated:
-            if layer.keys.device != device:
-                device = layer.keys.device
-                places = in_rows(source, device), in_rows(goal, device)
-            layer.move(*places)
+            for part in (part.transpose(1, 2) for part in layer.filled()):
+                part.index_put_(in_rows(goal, part.device), part[in_rows(source, part.device)])
 
     def take(self, other: "RaggedCache", rows: list[int], lanes: list[int], end: int) -> None:
         """Slots `[0, end)` of row `rows[i]` of `other` become those of row `lanes[i]`."""

@@ -3,11 +3,11 @@
 import sys
 from typing import Any
 
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 from transformers import PreTrainedModel
 
 from ..hf_compat import device_mesh, tensor_parallel_size
-from .packed_parameters import parameters_of, weight_of
+from .packed_parameters import named_parameters_of, parameters_of, weight_of
 
 
 def are_several() -> bool:
@@ -65,17 +65,13 @@ def weights_of_a_pass(model: PreTrainedModel) -> int:
     names = ("num_local_experts", "num_experts", "n_routed_experts")
     num_experts = next((n for name in names if (n := getattr(config, name, None))), 1)
     num_chosen = min(getattr(config, "num_experts_per_tok", None) or num_experts, num_experts)
-    tables: set[int] = set()
-    heads: set[int] = set()
-    weights: dict[int, tuple[Tensor, str]] = {}
-    for path, module in model.named_modules():
-        if isinstance(module, (nn.Embedding, nn.Linear)):
-            (heads if isinstance(module, nn.Linear) else tables).add(id(weight_of(module)))
-        weights |= {id(weight): (weight, path) for weight in dict.values(module._parameters) if weight is not None}
+    tables = {weight_of(module) for module in model.modules() if isinstance(module, nn.Embedding)}
+    if (head := model.get_output_embeddings()) is not None:
+        tables.discard(weight_of(head))  # a tied embedding is the head as well, and computes there
     total = 0.0
-    for key, (weight, path) in weights.items():
-        if key in heads or key not in tables:  # a tied embedding is the head as well, and computes there
-            share = num_chosen / num_experts if ".experts." in f"{path}." else 1
+    for name, weight in named_parameters_of(model):
+        if weight not in tables:
+            share = num_chosen / num_experts if ".experts." in name else 1
             total += getattr(weight, "ds_numel", weight.numel()) * share
     return round(total)
 

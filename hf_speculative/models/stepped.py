@@ -8,35 +8,24 @@ import functools
 import inspect
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import nn
 from transformers import Cache, PreTrainedModel
 
-from ..hf_compat import is_compiled, is_torch_fallback, placement_hook
-from . import gated_delta, selective_scan, state_space
+from ..hf_compat import is_compiled, placement_hook
 from .masks import is_recurrent
 from .recurrent_cache import NARROW, RecurrentLayer
 from .shallow import has_own_forward, replaced, shallow
 from .sharding import is_sharded
-from .steps import Steps
+from .steps import Steps, gated_delta_rule, selective_scan, state_space
 
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of recurrence: its kernel for prompts, its kernel for a single column, and our stepping function."""
-
-    prompt: str
-    single: str
-    run: Callable
-
-
-KINDS = (
-    Kind("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule", gated_delta.run),
-    Kind("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention", gated_delta.run),
-    Kind("mamba2_chunk_scan", "mamba2_selective_state_update", state_space.run),
-    Kind("mamba_selective_scan", "mamba_selective_state_update", selective_scan.run),
-)
+#: our stepping functions, by the kernel for prompts in whose place they run
+KERNELS: dict[str, Callable] = {
+    "torch_chunk_gated_delta_rule": gated_delta_rule,
+    "chunk_kimi_delta_attention": gated_delta_rule,
+    "mamba2_chunk_scan": state_space,
+    "mamba_selective_scan": selective_scan,
+}
 
 
 def unsteppable_reason(model: PreTrainedModel) -> str | None:
@@ -49,7 +38,7 @@ def unsteppable_reason(model: PreTrainedModel) -> str | None:
         if "update_recurrent_state" not in names and "update_conv_state" not in names:
             continue
         keeps_states = True
-        if "update_recurrent_state" in names and _kind(module) is None:
+        if "update_recurrent_state" in names and _kernel(module) is None:
             return f"has a recurrence of another kind ({type(module).__name__})"
         if has_own_forward(module) or is_compiled(module) or any(map(placement_hook, module.modules())):
             return f"has recurrent layers that are offloaded, compiled or changed ({type(module).__name__})"
@@ -68,27 +57,27 @@ def _names(forward: Callable) -> tuple[str, ...]:
     return () if code is None else code.co_names
 
 
-def _kind(module: nn.Module) -> Kind | None:
+def _kernel(module: nn.Module) -> str | None:
+    """The name of the kernel for prompts that a mixer calls."""
     names = _names(type(module).forward)
-    return next((kind for kind in KINDS if kind.prompt in names and kind.single in names), None)
+    return next((name for name in KERNELS if name in names), None)
 
 
 def _stepped(module: nn.Module) -> nn.Module | None:
     """A twin of a mixer, whose `forward` finds another kernel under the name of that for prompts; `None` if it is no mixer."""
-    kind = _kind(module)
-    if kind is None:
+    name = _kernel(module)
+    if name is None:
         return None
     twin, forward = shallow(module), inspect.unwrap(type(module).forward)
     names = dict(forward.__globals__)
-    prompt, single = names[kind.prompt], names[kind.single]
-    fused = None if is_torch_fallback(single) else single
+    of_prompts = names[name]
     under_way: list[Steps | None] = [None]
 
     def kernel(*args, **kwargs):
         steps = under_way[0]
-        return prompt(*args, **kwargs) if steps is None else kind.run(steps, fused, *args, **kwargs)
+        return of_prompts(*args, **kwargs) if steps is None else KERNELS[name](steps, *args, **kwargs)
 
-    names[kind.prompt] = kernel
+    names[name] = kernel
     own = types.FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     own.__kwdefaults__ = forward.__kwdefaults__
 

@@ -15,6 +15,8 @@ TESTED_TYPES = frozenset(_TESTED["ragged"])
 TESTED_UNIVERSAL = frozenset(_TESTED["universal"])
 #: those of them that it found exact on the ragged path with an image or a recording in the prompt
 TESTED_MULTIMODAL = frozenset(_TESTED["multimodal"])
+#: types whose logits for a branching tree of draft tokens it found equal to those of the paths one by one
+TESTED_TREES = frozenset(_TESTED["trees"])
 #: packages whose modules the tests ran; `transformers.integrations` has quantised and foreign layers
 TESTED_MODULES = ("torch.nn.", "torch.distributed.", "transformers.", "peft.", "hf_speculative.")
 #: packages whose hooks move weights and leave what is computed alone
@@ -64,6 +66,11 @@ def is_tested_ragged(model: PreTrainedModel, by_type: bool = False) -> bool:
 def is_tested_multimodal(model: PreTrainedModel) -> bool:
     """Whether tests compared such a model on the ragged path with more than ids in the prompt."""
     return model.config.model_type in TESTED_MULTIMODAL
+
+
+def fits_trees(model: PreTrainedModel) -> bool:
+    """Whether trees of draft tokens are right on the ragged path; types that no test compares take chains."""
+    return model.config.model_type in TESTED_TREES
 
 
 def is_tested_universal(model: PreTrainedModel, by_type: bool = False) -> bool:

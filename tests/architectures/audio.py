@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 
 import torch
 
@@ -35,10 +36,6 @@ def mel(config, batch_size: int, generator, num_frames: int = 32) -> dict:
     return {"input_features": noise(generator, batch_size, num_mel_bins(config), num_frames)}
 
 
-def hundred_frames(config, batch_size: int, generator) -> dict:
-    return mel(config, batch_size, generator, 100)
-
-
 def long_mel(config, batch_size: int, generator) -> dict:
     """As many frames as the encoder has positions, two frames each."""
     audio = getattr(config, "audio_config", None) or config
@@ -56,8 +53,7 @@ def frames(config, batch_size: int, generator, num_frames: int = 32) -> dict:
 
 
 def whole_frames(config, batch_size: int, generator) -> dict:
-    inputs = frames(config, batch_size, generator)
-    return {"input_features": inputs["input_features"]}
+    return {"input_features": frames(config, batch_size, generator)["input_features"]}
 
 
 def wave(config, batch_size: int, generator, num_samples: int = 2000) -> dict:
@@ -86,7 +82,7 @@ AUDIO = {
     "moonshine_streaming": wave,
     "nemo_speechlm": whole_frames,
     "qwen2_audio": long_mel,
-    "qwen3_asr": hundred_frames,
+    "qwen3_asr": partial(mel, num_frames=100),
     "seamless_m4t": frames,
     "seamless_m4t_v2": frames,
     "speech-encoder-decoder": wave,

@@ -1,10 +1,7 @@
 """Caches that a call is given and gives back, and the turns that go on from them."""
 
-import functools
-
 import pytest
 import torch
-from torch.nn import functional
 from transformers import DynamicCache, set_seed
 
 import hf_speculative as hs
@@ -28,52 +25,22 @@ def test_a_cache_shorter_than_the_padding(target, draft):
     assert ours(target, inputs, draft_model=draft, past_key_values=cache).tolist() == plain(target, inputs).tolist()
 
 
-def test_a_second_turn_feeds_only_what_is_new():
-    for i, name in enumerate(("llama", "gemma3_text", "gemma3n_text", "gemma4_text", "bloom", "qwen3_next")):
-        model, batch_size = build("causal", name), 1 + 2 * (i % 2)
-        draft, cache = tiny.noisy_copy(model), DynamicCache(config=model.config)
-        first = prompts("causal", model, batch_size)
-        turn = hs.generate(
-            model, **first, **GREEDY, past_key_values=cache, return_dict_in_generate=True, draft_model=draft
-        )
-        assert turn.past_key_values is cache and cache.get_seq_length() == turn.sequences.shape[1] - 1
-        more = torch.randint(1, 60, (batch_size, 4))
-        mask = torch.cat([first["attention_mask"], torch.ones(batch_size, GREEDY["max_new_tokens"] + 4).long()], 1)
-        second = {"input_ids": torch.cat([turn.sequences, more], 1), "attention_mask": mask}
-        expected = model.generate(**second, **GREEDY)
-        with tiny.CountForwards(model) as forwards:
-            found = hs.generate(model, **second, **GREEDY, past_key_values=cache, draft_model=draft)
-        assert found.tolist() == expected.tolist()
-        assert forwards.lengths[0] == (batch_size, 5), "the last token of the turn before, and the new ones"
+def following(inputs, text, num_more=3, new=None):
+    """The prompt of a further turn: `text`, all that is `new` in it shown if not told otherwise, and more tokens."""
+    new = torch.ones(len(text), text.shape[1] - inputs["attention_mask"].shape[1]).long() if new is None else new
+    more = torch.randint(1, 60, (len(text), num_more), generator=torch.Generator().manual_seed(text.shape[1]))
+    mask = torch.cat([inputs["attention_mask"], new, torch.ones_like(more)], 1)
+    return {"input_ids": torch.cat([text, more], 1), "attention_mask": mask}
 
 
-@pytest.mark.parametrize("batch_size", [1, 2])
-def test_a_turn_after_an_image_that_lies_in_the_texts_cache(batch_size):
-    """Mllama's second turn is text alone, and its cache holds the image."""
-    model = build("image-text", "mllama", spreads=2)
-    first, settings = prompts("image-text", model, batch_size), GREEDY | {"return_dict_in_generate": True}
-    for source in ({"draft_model": tiny.noisy_copy(model)}, {"prompt_lookup_num_tokens": 3}):
-        texts = []
-        for generate in (model.generate, functools.partial(hs.generate, model, **source)):
-            turn = generate(**first, **settings)
-            ids = torch.cat([turn.sequences, torch.full((batch_size, 3), 5)], 1)
-            mask = functional.pad(
-                first["attention_mask"], (0, ids.shape[1] - first["attention_mask"].shape[1]), value=1
-            )
-            turn = generate(
-                input_ids=ids, attention_mask=mask, past_key_values=turn.past_key_values, output_logits=True, **settings
-            )
-            texts.append(turn)
-        assert texts[1].sequences.tolist() == texts[0].sequences.tolist()
-        assert texts[1].statistics.num_draft_tokens > 0
-        torch.testing.assert_close(texts[1].logits, texts[0].logits, atol=1e-3, rtol=1e-3)
-
-
-@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_5", "llava", "gemma3"])
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_5", "llava", "gemma3", "mllama"])
 @pytest.mark.parametrize("drafts_for_itself", [False, True])
 def test_turns_after_an_image(model_type, drafts_for_itself):
-    """Which tokens are the image is said with it, for that turn alone; how far it moves what follows, the model notes."""
-    model = build("image-text", model_type)
+    """Which tokens are the image is said with it, for that turn alone; how far it moves what follows, the model notes.
+
+    Mllama's image lies in the text's cache.
+    """
+    model = build("image-text", model_type, spreads=2 if model_type == "mllama" else 1)
     sources = {}, {"draft_model": model if drafts_for_itself else tiny.noisy_copy(model)}
     first, texts = prompts("image-text", model, 2), []
     of_image = {name: first[name] for name in ("mm_token_type_ids", "image_grid_thw") if name in first}
@@ -81,11 +48,7 @@ def test_turns_after_an_image(model_type, drafts_for_itself):
         given, cache = first, DynamicCache(config=model.config)
         for turn, source in enumerate(turns):
             text = hs.generate(model, **given, **GREEDY, past_key_values=cache, **sources[source])
-            ids = torch.cat([text, torch.full((2, 3), 5 + turn)], 1)
-            mask = functional.pad(
-                first["attention_mask"], (0, ids.shape[1] - first["attention_mask"].shape[1]), value=1
-            )
-            given = {"input_ids": ids, "attention_mask": mask} | (of_image if turn == 0 else {})
+            given = following(first, text) | (of_image if turn == 0 else {})
         texts.append(text.tolist())
     assert texts[0] == texts[1]
 
@@ -93,12 +56,15 @@ def test_turns_after_an_image(model_type, drafts_for_itself):
 @pytest.mark.parametrize(
     ("name", "batch_size"),
     [
-        *(("llama", 1), ("llama", 3), ("gemma3_text", 3), ("gemma4_text", 3), ("bloom", 1)),
+        *(("llama", 1), ("llama", 3), ("gemma3_text", 3), ("gemma3n_text", 1), ("gemma4_text", 3), ("bloom", 1)),
         *(("qwen3_next", 3), ("lfm2", 3), ("bamba", 3), ("lfm2_moe", 3)),
     ],
 )
 def test_the_cache_after_a_stop_inside_a_block(name, batch_size):
-    """What was accepted beyond the stop is not the text's: the cache that comes back ends where plain decoding's does."""
+    """What was accepted beyond the stop is not the text's: the cache that comes back ends where plain decoding's does.
+
+    The next turn feeds only what is new.
+    """
     model = build("causal", name)
     first = prompts("causal", model, batch_size)
     plain = model.generate(**first, **GREEDY)
@@ -109,7 +75,8 @@ def test_the_cache_after_a_stop_inside_a_block(name, batch_size):
     cache = DynamicCache(config=model.config)
     found = hs.generate(model, **first, **stops, past_key_values=cache, draft_model=model)
     assert found.sequences.tolist() == expected.sequences.tolist() and found.statistics.num_spec_steps
-    assert cache.get_seq_length() == expected.past_key_values.get_seq_length()
+    assert found.past_key_values is cache
+    assert cache.get_seq_length() == expected.past_key_values.get_seq_length() == found.sequences.shape[1] - 1
     for own, theirs in zip(cache.layers, expected.past_key_values.layers, strict=True):
         if getattr(theirs, "keys", None) is not None:
             assert own.keys.shape == theirs.keys.shape
@@ -117,12 +84,12 @@ def test_the_cache_after_a_stop_inside_a_block(name, batch_size):
             for index, state in getattr(theirs, states, {}).items():
                 if state is not None:
                     torch.testing.assert_close(getattr(own, states)[index], state, rtol=1e-3, atol=1e-3)
-    done = found.sequences.shape[1] - first["input_ids"].shape[1]
-    more = torch.randint(1, 60, (batch_size, 4))
-    kept = torch.cat([first["attention_mask"], torch.ones(batch_size, done + 4).long()], 1)
-    second = {"input_ids": torch.cat([found.sequences, more], 1), "attention_mask": kept}
+    draft, second = tiny.noisy_copy(model), following(first, found.sequences, 4)
     again = model.generate(**second, **GREEDY, past_key_values=expected.past_key_values).tolist()
-    assert model.generate(**second, **GREEDY, past_key_values=cache).tolist() == again
+    with tiny.CountForwards(model) as forwards:
+        found = hs.generate(model, **second, **GREEDY, past_key_values=cache, draft_model=draft)
+    assert found.tolist() == again
+    assert forwards.lengths[0] == (batch_size, 5), "the last token of the turn before, and the new ones"
 
 
 @pytest.mark.parametrize("shows_pads", [True, False])
@@ -142,8 +109,7 @@ def test_a_batch_goes_on_from_the_cache_it_returns(name, shows_pads):
     pads = plain.sequences[:, width:] == 0
     assert pads.any() and not pads.all(1).any()
     shown = torch.ones_like(pads) if shows_pads else ~pads
-    mask = torch.cat([first["attention_mask"], shown.long(), torch.ones(4, 3).long()], 1)
-    second = {"input_ids": torch.cat([plain.sequences, torch.randint(1, 60, (4, 3))], 1), "attention_mask": mask}
+    second = following(first, plain.sequences, new=shown.long())
     expected = model.generate(**second, **with_cache, past_key_values=copy_of(plain.past_key_values))
     for turn in turns:
         assert turn.sequences.tolist() == plain.sequences.tolist()
@@ -158,13 +124,9 @@ def test_a_batch_goes_on_from_the_cache_it_returns(name, shows_pads):
             found = hs.generate(model, **second, **with_cache, past_key_values=turn.past_key_values, draft_model=draft)
         assert found.sequences.tolist() == expected.sequences.tolist()
         assert (4, 4) in forwards.lengths, "the last token of the turn before, and the new ones"
-    third = {"input_ids": torch.cat([expected.sequences, torch.randint(1, 60, (4, 2))], 1)}
-    third["attention_mask"] = torch.cat([mask, torch.ones(4, GREEDY["max_new_tokens"] + 2).long()], 1)
-    again = model.generate(**third, **GREEDY, past_key_values=expected.past_key_values).tolist()
-    assert (
-        hs.generate(model, **third, **GREEDY, past_key_values=found.past_key_values, draft_model=draft).tolist()
-        == again
-    )
+    third = following(second, expected.sequences) | GREEDY
+    again = model.generate(**third, past_key_values=expected.past_key_values).tolist()
+    assert hs.generate(model, **third, past_key_values=found.past_key_values, draft_model=draft).tolist() == again
 
 
 def test_copies_of_a_prompt_that_end_at_once_are_in_the_cache(target, draft):

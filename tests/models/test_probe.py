@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hf_speculative.models import choose, probe, verified_types
-from hf_speculative.models.probe import fits_ragged, fits_trees
+from hf_speculative.models.probe import fits_ragged
 from tests.architectures.check import build
 from tests.support import tiny
 from tests.support.plain import same_as_plain
@@ -20,7 +20,7 @@ def test_a_type_the_tests_do_not_cover_is_tried_once(model_type, monkeypatch):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **UNKNOWN_BUT_FITTING[model_type])).eval()
     assert model_type not in verified_types.TESTED_TYPES and fits_ragged(model)
-    monkeypatch.setattr(probe, "_deviation_of_ragged", lambda *args: pytest.fail("asked twice"))
+    monkeypatch.setattr(probe, "_deviation_from_steps", lambda *args: pytest.fail("asked twice"))
     assert fits_ragged(model)
     same_as_plain(model, tiny.prompts(2), draft_model=model)
 
@@ -42,23 +42,6 @@ def test_the_probe_sees_wrong_logits(monkeypatch):
     monkeypatch.setattr(model, "forward", shifted)
     assert not fits_ragged(model)
     assert choose(model).name == "universal" and "different logits" in choose(model).reason
-
-
-def test_the_probe_sees_branches_that_mix(monkeypatch):
-    """Trees are tried apart, and only once: with positions counted along the columns, each branch would be further on."""
-    model = tiny.llama()
-    monkeypatch.setattr(verified_types, "TESTED_TYPES", frozenset())
-    original = model.forward
-
-    def counted(*args, position_ids, **kwargs):
-        return original(*args, position_ids=position_ids[:, :1] + torch.arange(position_ids.shape[1]), **kwargs)
-
-    counted.__signature__ = inspect.signature(original)
-    assert fits_trees(tiny.llama())
-    monkeypatch.setattr(model, "forward", counted)
-    assert not fits_trees(model)
-    monkeypatch.setattr(probe, "_deviation_of_trees", lambda *args: pytest.fail("asked twice"))
-    assert not fits_trees(model)
 
 
 def test_the_probe_compares_with_what_plain_generate_feeds():

@@ -1,16 +1,14 @@
-"""Recurrent layers on the ragged path: a state for each row, stepped column by column, with the kernels of single steps."""
+"""Recurrent layers on the ragged path: a state for each row, stepped column by column."""
 
 import inspect
-import sys
-from contextlib import contextmanager
+from unittest.mock import Mock
 
 import pytest
 import torch
 from transformers import DynamicCache
 
 import hf_speculative as hs
-from hf_speculative.hf_compat import is_torch_fallback
-from hf_speculative.models import RaggedModel, UniversalModel, choose, probe, stepped
+from hf_speculative.models import RaggedModel, UniversalModel, choose, ragged_deviation, stepped
 from hf_speculative.models.inputs import text_inputs
 from tests.architectures.check import build
 from tests.architectures.configs import VOCAB
@@ -77,63 +75,30 @@ def test_a_cache_under_another_name_is_refused():
             hs.generate(model, **inputs, **settings, cache_params=cache)
 
 
-@contextmanager
-def kernels(model, monkeypatch, make):
-    """The kernels of a model's module exchanged by `make(kind, prompt, single)`."""
-    mixer = next(module for module in model.modules() if stepped._kind(module) is not None)
-    kind, names = stepped._kind(mixer), inspect.unwrap(type(mixer).forward).__globals__
-    with monkeypatch.context() as patch:
-        for name, kernel in make(kind, names[kind.prompt], names[kind.single]).items():
-            patch.setitem(vars(sys.modules[names["__name__"]]), name, kernel)
-        yield
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("path", ["ragged", "universal"])
 @pytest.mark.parametrize("model_type", STEPPED)
 def test_a_few_columns_never_run_the_kernel_of_prompts(model_type, path, monkeypatch):
     model = build("causal", model_type)
     batch, cached, random = begun(model, num_rows=2)
-    calls = []
-
-    def noted(kind, prompt, single):
-        return {kind.prompt: lambda *args, **kwargs: (calls.append(1), prompt(*args, **kwargs))[1]}
-
-    with kernels(model, monkeypatch, noted):
-        cached = RaggedModel(model) if path == "ragged" else UniversalModel(model, text_inputs(model, batch))
-        cached.logits(batch, ahead=0, num_last=1)
-        assert calls
-        calls.clear()
-        batch.put(1 + random(VOCAB - 1, 2, 4))
-        batch.lengths, batch.host_lengths = batch.lengths + 1, [length + 1 for length in batch.host_lengths]
-        cached.logits(batch, ahead=3, num_last=4)
-        assert not calls
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("model_type", STEPPED)
-def test_a_fused_kernel_of_single_steps_runs_the_columns(model_type, monkeypatch):
-    """One of a package is there if a kernel is not transformers' own in torch."""
-    model = build("causal", model_type)
-    calls = []
-
-    def fused(kind, prompt, single):
-        def kernel(*args, **kwargs):
-            calls.append(1)
-            return single(*args, **kwargs)
-
-        assert is_torch_fallback(single) and not is_torch_fallback(kernel)
-        return {kind.single: kernel}
-
-    with kernels(model, monkeypatch, fused):
-        assert probe._deviation_of_ragged(model, RaggedModel) < 1e-3
-    assert len(calls) >= 4
+    mixer = next(module for module in model.modules() if stepped._kernel(module) is not None)
+    name, names = stepped._kernel(mixer), inspect.unwrap(type(mixer).forward).__globals__
+    kernel = Mock(wraps=names[name])
+    monkeypatch.setitem(names, name, kernel)
+    cached = RaggedModel(model) if path == "ragged" else UniversalModel(model, text_inputs(model, batch))
+    cached.logits(batch, ahead=0, num_last=1)
+    assert kernel.called
+    kernel.reset_mock()
+    batch.put(1 + random(VOCAB - 1, 2, 4))
+    batch.lengths, batch.host_lengths = batch.lengths + 1, [length + 1 for length in batch.host_lengths]
+    cached.logits(batch, ahead=3, num_last=4)
+    assert not kernel.called
 
 
 @torch.no_grad()
 def test_a_recurrence_of_another_kind_is_not_stepped(monkeypatch):
     """It takes the universal path by name, and would fail rather than be wrong."""
     model = build("causal", "qwen3_5_text")
-    monkeypatch.setattr(stepped, "KINDS", ())
+    monkeypatch.setattr(stepped, "KERNELS", {})
     assert "another kind (Qwen3_5GatedDeltaNet)" in choose(model).reason
-    assert probe._deviation_of_ragged(model, RaggedModel) == torch.inf
+    assert ragged_deviation(model) == torch.inf

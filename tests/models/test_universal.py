@@ -164,25 +164,12 @@ def test_a_mask_that_hides_some_of_the_decoders_prompt(model_type):
     if model_type != "led":
         agrees(model, inputs | NEW, draft_model=draft)
         return
+    refusal = r"`model`: LEDFor.*under a `decoder_attention_mask` that hides.*leave the mask out"
     for _ in range(2):
-        with pytest.raises(
-            ValueError, match=r"`model`: LEDFor.*under a `decoder_attention_mask` that hides.*leave the mask out"
-        ):
+        with pytest.raises(ValueError, match=refusal):
             hs.generate(model, **inputs, **NEW, draft_model=draft)
-    agrees(
-        model, inputs | NEW | {"decoder_attention_mask": torch.ones_like(decoder["attention_mask"])}, draft_model=draft
-    )
-
-
-def test_a_model_that_forgets_its_state_is_refused_before_any_forward():
-    model = build("causal", "rwkv")
-    inputs = prompts("causal", model, 2)
-    with tiny.CountForwards(model) as forwards:
-        with pytest.raises(ValueError, match=r"`model`.*recurrent state.*draft_model=None"):
-            hs.generate(model, **inputs, **NEW, draft_model=tiny.llama())
-        with pytest.raises(ValueError, match=r"`draft_model`.*recurrent state.*use another draft"):
-            hs.generate(tiny.llama(), **tiny.prompts(2), **NEW, draft_model=model)
-    assert forwards.lengths == []
+    shown = {"decoder_attention_mask": torch.ones_like(decoder["attention_mask"])}
+    agrees(model, inputs | NEW | shown, draft_model=draft)
 
 
 def csm():
@@ -198,22 +185,24 @@ def csm():
     ).eval()
 
 
-def test_speech_of_several_codebooks_is_refused_before_any_forward():
-    model = csm()
-    settings = {"max_new_tokens": 3, "do_sample": False}
+def test_what_no_cache_fits_is_refused_before_any_forward():
+    """A recurrence that forgets its state; speech of several codebooks, by a loop and by a decoder of their own."""
+    rwkv, speech = build("causal", "rwkv"), csm()
     backbone = {"input_ids": torch.randint(3, 57, (1, 6))}
     depth = {"input_ids": torch.tensor([[0, 5]]), "backbone_last_hidden_state": torch.randn(1, 32)}
-    for part, inputs, reason in (
-        (model, backbone, "a loop of its own"),
-        (model.depth_decoder, depth, "an output layer for each position"),
+    for model, inputs, reason in (
+        (rwkv, prompts("causal", rwkv, 2), "recurrent state"),
+        (speech, backbone, "a loop of its own"),
+        (speech.depth_decoder, depth, "an output layer for each position"),
     ):
-        assert len(part.generate(**inputs, **settings)), "plain decoding takes it"
-        with tiny.CountForwards(part) as forwards:
-            for source in ({"prompt_lookup_num_tokens": 2}, {"draft_model": part}):
-                with pytest.raises(ValueError, match=rf"`model`: Csm\w* .*{reason}.*draft_model=None"):
-                    hs.generate(part, **inputs, **settings, **source)
-            with pytest.raises(ValueError, match=rf"`draft_model`: Csm\w* .*{reason}.*use another draft"):
-                hs.generate(tiny.llama(), **tiny.prompts(1), **settings, draft_model=part)
+        call, name = {"max_new_tokens": 3, "do_sample": False}, type(model).__name__
+        assert len(model.generate(**inputs, **call)), "plain decoding takes it"
+        with tiny.CountForwards(model) as forwards:
+            for source in ({"prompt_lookup_num_tokens": 2}, {"draft_model": model}, {"draft_model": tiny.llama()}):
+                with pytest.raises(ValueError, match=rf"`model`: {name} .*{reason}.*draft_model=None"):
+                    hs.generate(model, **inputs, **call, **source)
+            with pytest.raises(ValueError, match=rf"`draft_model`: {name} .*{reason}.*use another draft"):
+                hs.generate(tiny.llama(), **tiny.prompts(1), **call, draft_model=model)
         assert forwards.lengths == []
 
 
@@ -285,13 +274,9 @@ def decoder_only(model):
 @pytest.mark.parametrize("kind", ["copy", "smaller", "decoder only"])
 def test_whisper(kind):
     model = whisper()
-    make = {
-        "copy": lambda: tiny.noisy_copy(model, 0.05),
-        "smaller": lambda: whisper(1),
-        "decoder only": lambda: decoder_only(model),
-    }
+    draft = {"copy": tiny.noisy_copy(model, 0.05), "smaller": whisper(1), "decoder only": decoder_only(model)}[kind]
     settings = {"max_new_tokens": 20, "eos_token_id": None, "suppress_tokens": [60]}
-    stats = agrees(model, FEATURES | settings, draft_model=make[kind]())
+    stats = agrees(model, FEATURES | settings, draft_model=draft)
     assert stats.num_draft_tokens > 0 and (kind == "smaller" or stats.draft_acceptance_rate > 0.3)
 
 

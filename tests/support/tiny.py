@@ -133,7 +133,7 @@ class CountForwards:
 
     def __enter__(self):
         def note(module, args, kwargs):
-            self.lengths.append(tuple(kwargs["input_ids"].shape))
+            self.lengths.append(tuple(kwargs["input_ids"].shape) if "input_ids" in kwargs else None)
 
         self.hook = self.model.register_forward_pre_hook(note, with_kwargs=True)
         return self

@@ -7,6 +7,9 @@ import random
 import torch
 
 import hf_speculative as hs
+from hf_speculative.models import RaggedModel
+from hf_speculative.types import Batch, Tree, along_path
+from tests.support import tiny
 
 
 def random_parents(num_nodes: int, generator: random.Random) -> list[int]:
@@ -117,3 +120,53 @@ def depth_of(parents, node: int | None = None) -> int:
 
 def path_to(parents, node: int) -> list[int]:
     return [] if node < 0 else [*path_to(parents, parents[node]), node]
+
+
+@torch.no_grad()
+def check_trees(model, rtol: float = 1e-3, atol: float = 2e-4) -> None:
+    """Each node sees its own path and nothing else, and what is kept is a chain again.
+
+    Random branching trees, random paths kept, a row that leaves; a tree fed at once or in two passes.
+    """
+    inputs = tiny.prompts(4, vocab_size=model.config.get_text_config(decoder=True).vocab_size)
+    padding = (1 - inputs["attention_mask"]).sum(1).tolist()
+    batch, cached = Batch(inputs["input_ids"], padding, max_length=60), RaggedModel(model)
+    generator = random.Random(0)
+    cached.prefill(batch)
+    for round in range(6):
+        num_rows, n = len(batch.rows), generator.randint(3, 8)
+        parents = [random_parents(n, generator) for _ in range(num_rows)]
+        draft = hs.Draft(
+            torch.tensor([[generator.randrange(1, tiny.VOCAB) for _ in range(n)] for _ in range(num_rows)]),
+            None,
+            torch.full((num_rows,), n),
+            torch.tensor(parents),
+        )
+        if round % 2:  # the first nodes first, as a drafter does that grows the tree
+            first = generator.randint(1, n - 1)
+            batch.put(draft.tokens[:, :first], tree=Tree(draft.parents[:, :first], first))
+            cached.logits(batch, ahead=first, num_last=1)
+            batch.put(draft.tokens, tree=draft.tree)
+            found, known = cached.logits(batch, ahead=n, num_last=n - first), range(first, n)
+        else:
+            batch.put(draft.tokens, tree=draft.tree)
+            found, known = cached.logits(batch, ahead=n, num_last=n + 1), range(-1, n)
+        paths = []
+        for row, (length, pad) in enumerate(zip(batch.host_lengths, batch.host_padding, strict=True)):
+            for column, node in enumerate(known):
+                path = path_to(parents[row], node)
+                ids = [*batch.tokens[row, pad:length].tolist(), *draft.tokens[row, path].tolist()]
+                fresh = model(torch.tensor([ids])).logits[0, -1]
+                torch.testing.assert_close(found[row, column], fresh, rtol=rtol, atol=atol)
+            paths.append(path_to(parents[row], generator.randint(-1, n - 1)))
+        path = torch.tensor([path + [0] * (n - len(path)) for path in paths])
+        verdict = hs.Verdict(
+            torch.tensor([len(path) for path in paths]), torch.randint(1, tiny.VOCAB, (num_rows,)), path=path
+        )
+        chain, verdict, () = along_path(draft, verdict)
+        batch.put(chain.tokens)
+        batch.append(chain, verdict)
+        cached.rollback(batch)
+        if round == 3:
+            for part in (batch, cached):
+                part.select([0, 2, 3])
