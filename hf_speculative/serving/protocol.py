@@ -209,6 +209,15 @@ class Chat(WithTools):
     response_format: ResponseFormat | None = None
     reasoning_effort: Text | None = None
     best_of: Literal[1] | None = None
+    do_sample: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_transformers_chat(cls, found: dict[str, Any]) -> dict[str, Any]:
+        """Read the settings of `transformers chat`, JSON in a field of its own."""
+        config = dict(from_json(found.pop("generation_config", "{}")))
+        config.pop("transformers_version", None)
+        return {"max_tokens": config.pop("max_new_tokens", None)} | config | found
 
     @model_validator(mode="after")
     def _fits(self) -> "Chat":

@@ -115,7 +115,7 @@ def test_models_health_and_metrics(client):
         assert float(lines['vllm:request_success_total{finished_reason="length",model_name="tiny"}']) == 1
         first = lines['vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="tiny",position="0"}']
         assert 0 < float(first) <= float(lines['vllm:spec_decode_num_drafts_total{model_name="tiny"}'])
-    for path in ("/docs", "/redoc", "/load_model"):
+    for path in ("/docs", "/redoc"):
         assert client.get(path).status_code == 404
 
 

@@ -8,10 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from huggingface_hub import ChatCompletionStreamOutput
 from openai import OpenAI
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
+from transformers import GenerationConfig
 
 from hf_speculative.serving import prompts, protocol, tools
 from hf_speculative.serving.app import build_app
@@ -135,6 +137,22 @@ def test_usage_of_a_stream_comes_where_it_is_asked_for(client):
     for chunk in [*chunks, last]:
         ChatCompletionChunk.model_validate(chunk)
     assert not any("usage" in chunk for chunk in streamed(client, "chat/completions", body | {"stream_options": None}))
+
+
+@pytest.mark.parametrize("flags", [{"do_sample": False}, {"do_sample": True, "temperature": 0.8, "top_p": 0.9}])
+def test_what_transformers_chat_sends(flags, client, target, tokenizer, ids):
+    """It asks for the model first. Its settings are `generate`'s, and its reader is that of huggingface_hub."""
+    assert client.post("/load_model", json={"model": "tiny"}).text == 'data: {"status":"ready","cached":true}\n\n'
+    config = GenerationConfig(max_new_tokens=6, **flags).to_json_string()
+    body = {"model": "tiny", "messages": HELLO, "seed": 1, "generation_config": config}
+    chunks = [
+        ChatCompletionStreamOutput.parse_obj_as_instance(one) for one in streamed(client, "chat/completions", body)
+    ]
+    told = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert told == tokenizer.decode(alone(target, ids, 1, max_new_tokens=6, **flags), skip_special_tokens=True)
+    assert chunks[-1].choices[0].finish_reason == "length"
+    refused = client.post("/v1/chat/completions", json=body | {"generation_config": '{"num_beams": 2}'})
+    assert refused.status_code == 400 and "`num_beams=2` is not supported" in refused.text
 
 
 def test_a_form_is_kept_to(openai):
