@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import regex
 import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -43,23 +44,18 @@ class HeldBack:
     """Stream a text, but hold back what may begin one of `texts`, and everything from one on."""
 
     def __init__(self, texts: Sequence[str]):
-        self.texts, self.held, self.is_over = texts, "", False
+        self.pattern = regex.compile("|".join(map(regex.escape, texts)) or "(?!)")  # without texts, it matches nothing
+        self.held, self.is_over = "", False
 
     def add(self, piece: str) -> str:
         if self.is_over:
             return ""
         whole = self.held + piece
-        shown = without_stop(whole, self.texts)
-        self.is_over = len(shown) < len(whole)
-        num_held = 0 if self.is_over else max((_overlap(whole, stop) for stop in self.texts), default=0)
-        self.held = whole[len(whole) - num_held :]
-        return shown[: len(whole) - num_held]
+        found = self.pattern.search(whole, partial=True)  # a whole one first, else one that the text ends within
+        at = found.start() if found else len(whole)
+        self.held, self.is_over = whole[at:], found is not None and not found.partial
+        return whole[:at]
 
     def rest(self) -> str:
         """The text that is held back at the end of the answer."""
         return "" if self.is_over else self.held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The number of characters at the end of `text` that begin `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
