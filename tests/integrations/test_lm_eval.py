@@ -1,5 +1,6 @@
-"""lm-eval's model `hf-speculative`: what plain `hf` gives, on local tasks, offline."""
+"""lm-eval's model `hf-speculative`, and its clients against our server: what plain `hf` gives, on local tasks, offline."""
 
+import copy
 import json
 import re
 import runpy
@@ -19,6 +20,7 @@ import hf_speculative as hs
 from hf_speculative.embedded import FOLDER
 from hf_speculative.integrations.lm_eval import SpeculativeLM
 from tests.support import tiny, tongues
+from tests.support.served import TEMPLATE, serving
 
 ROOT = Path(__file__).parents[2]
 #: strings of one token and of several; the model writes all of them, in the middle of drafts, too
@@ -97,6 +99,38 @@ def test_scores_and_answers_are_those_of_plain_hf(pair, tasks, batch_size):
     assert counted["num_target_forwards"] < counted["num_new_tokens"] and "rows" not in counted
 
 
+@pytest.fixture(scope="module")
+def address(pair, tmp_path_factory):
+    """Of a server in a process of its own, whose target has a chat template, which repeats what it is told."""
+    folder = tmp_path_factory.mktemp("target")
+    target, _, tokenizer = copy.deepcopy(pair)
+    tokenizer.chat_template = TEMPLATE
+    target.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    draft = ("--draft-model", str(FOLDER / "draft"), "--dtype", "float32")
+    with serving("serve", str(folder), *draft, "--name", "tiny", path="/health") as address:
+        yield f"base_url={address}/v1/{{}},model=tiny,tokenizer={folder},num_concurrent=2"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["local-completions", "local-chat-completions"])
+def test_scores_of_the_server_are_those_in_process(kind, address, pair, tasks):
+    pytest.importorskip("tenacity", reason="lm_eval[api] needs it")
+    target, _, tokenizer = copy.deepcopy(pair)
+    tokenizer.chat_template, is_chat = TEMPLATE, kind == "local-chat-completions"
+    tasks = tasks[:1] if is_chat else tasks  # a chat has no likelihoods
+    _, plain = evaluate(HFLM(target, tokenizer=tokenizer), tasks, apply_chat_template=is_chat)
+    args = address.format("chat/completions" if is_chat else "completions") + f",tokenized_requests={not is_chat}"
+    _, served = evaluate(kind, tasks, model_args=args, apply_chat_template=is_chat)
+    assert served["completes"] == plain["completes"]
+    if not is_chat:
+        found, expected = (
+            [one for sample in answers["chooses"] for choice in sample for one in choice] for answers in (served, plain)
+        )
+        assert [is_greedy for _, is_greedy in found] == [is_greedy for _, is_greedy in expected]
+        assert [value for value, _ in found] == pytest.approx([value for value, _ in expected], abs=1e-3)
+
+
 def test_a_row_of_a_batch_ends_where_it_ends_alone(pair):
     target, draft, tokenizer = pair
     plain, ours = HFLM(target, tokenizer=tokenizer), SpeculativeLM(target, tokenizer=tokenizer, draft_model=draft)
@@ -167,25 +201,17 @@ def test_without_a_draft_model(pair, source):
         ({"draft_model": "x", "num_draft_token": 3}, TypeError, "did you mean `num_draft_tokens`"),
         ({"draft_model": "x", "assistant_model": "y"}, ValueError, "mean the same"),
         ({"draft_model": "./no/such/folder"}, ValueError, "no/such/folder"),
-    ],
-)
-def test_what_is_misspelt_is_met_before_anything_loads(options, error, words, monkeypatch):
-    monkeypatch.setattr(HFLM, "__init__", lambda *args, **kwargs: pytest.fail("the target was loaded"))
-    with pytest.raises(error, match=words):
-        SpeculativeLM("some/target", **options)
-
-
-@pytest.mark.parametrize(
-    "options, error, words",
-    [
         ({}, ValueError, "no source of drafts"),
         ({"num_draft_tokens": 3}, ValueError, "`num_draft_tokens=3` has no effect"),
         ({"prompt_lookup_num_tokens": 3, "attn_implementation": "eager"}, TypeError, "loaded already"),
     ],
 )
-def test_what_cannot_work_is_met_before_any_request(pair, options, error, words):
+def test_what_cannot_work_is_met_before_any_request(pair, options, error, words, monkeypatch):
+    is_named = "draft_model" in options or "draft_modle" in options
+    if is_named:
+        monkeypatch.setattr(HFLM, "__init__", lambda *args, **kwargs: pytest.fail("the target was loaded"))
     with pytest.raises(error, match=words):
-        SpeculativeLM(pair[0], tokenizer=pair[2], **options)
+        SpeculativeLM("some/target" if is_named else pair[0], tokenizer=pair[2], **options)
 
 
 def test_the_entry_point_is_the_registered_class():

@@ -13,7 +13,7 @@ import torch
 from ray_predictor import COLUMNS, SpeculativePredictor
 
 import hf_speculative as hs
-from tests.support import tiny, tongues
+from tests.support import tongues
 
 ROOT = Path(__file__).parents[2]
 PROMPTS = ["import os\n", "def main():\n", "class A:\n", "x = [1, 2,", "return ", "for i in", "import sys\n", "print("]
@@ -102,32 +102,6 @@ def test_a_batch_answered_again_gets_the_same_answers(pair):
     assert fixed(batch)["generated_text"].tolist() == answers
 
 
-@pytest.mark.parametrize(
-    "settings, words",
-    [
-        ({}, "give `max_new_tokens`"),
-        ({"max_new_tokens": 4, "num_draft_tokens": 0}, "`num_draft_tokens=0` drafts nothing"),
-        ({"max_new_tokens": 4, "device": "cpu"}, "`dtype` and `device` are for"),
-    ],
-)
-def test_wrong_settings_are_met_when_the_object_is_made(pair, settings, words):
-    with pytest.raises(ValueError, match=words):
-        SpeculativePredictor(pair[0], pair[1], tokenizer=pair[2], **settings)
-
-
-def test_models_by_name(pair, tmp_path):
-    target = tiny.llama(vocab_size=len(pair[2]))
-    for name, model in (("target", target), ("draft", tiny.noisy_copy(target))):
-        model.save_pretrained(tmp_path / name)
-        pair[2].save_pretrained(tmp_path / name)
-    names = {"model": str(tmp_path / "target"), "draft_model": str(tmp_path / "draft")}
-    predictor = SpeculativePredictor(**names, max_new_tokens=8, dtype="bfloat16")
-    assert predictor.model.dtype == predictor.settings["draft_model"].dtype == torch.bfloat16
-    assert predictor({"prompt": column(["import os\n"])})["num_draft_tokens"].sum() > 0
-    with pytest.raises(ValueError, match="go with a `model`"):
-        SpeculativePredictor(draft_model=names["draft_model"], max_new_tokens=8)
-
-
 @pytest.mark.slow
 def test_an_actor_that_dies_loses_nothing(pair, tmp_path):
     rows = [{"id": n, "prompt": prompt, "note": ""} for n, prompt in enumerate([*PROMPTS, ""])]
@@ -151,11 +125,8 @@ def test_an_actor_that_dies_loses_nothing(pair, tmp_path):
     texts = [plainly(pair, prompt, max_new_tokens=10) for prompt in PROMPTS]
     assert [by_id[n]["generated_text"] for n in range(len(PROMPTS))] == texts
     assert "is empty" in by_id[len(PROMPTS)]["error"] and by_id[len(PROMPTS)]["draft_acceptance_rate"] is None
-    counted = {
-        name: sum(answer[name] for answer in answers) for name in ("num_draft_tokens", "num_accepted_draft_tokens")
-    }
-    assert 0 < counted["num_accepted_draft_tokens"] < counted["num_draft_tokens"]
-    totals = {"rows": len(rows), "errors": 1, "num_new_tokens": 10 * len(PROMPTS), **counted}
+    totals = {"rows": len(rows), "errors": 1, "num_new_tokens": 10 * len(PROMPTS)}
+    totals["num_draft_tokens"] = sum(answer["num_draft_tokens"] for answer in answers)
     assert {f"{name}: {value}" for name, value in totals.items()} <= set(done.stdout.splitlines())
 
 
