@@ -192,6 +192,9 @@ def test_what_cannot_work_is_said_when_the_trainer_is_made(target, draft, tmp_pa
         SpeculativeTrainer(target, arguments(tmp_path, prediction_loss_only=True), draft_model=draft)
     with pytest.raises(TypeError, match="`draft_model` is of type Linear"):
         SpeculativeTrainer(target, arguments(tmp_path), draft_model=torch.nn.Linear(1, 1))
+    for kwargs in ({"num_draft_tokens": 4}, {"max_matching_ngram_size": 2}):
+        with pytest.raises(ValueError, match=f"`{next(iter(kwargs))}"):
+            SpeculativeTrainer(target, arguments(tmp_path), generation_kwargs=kwargs)
     SpeculativeTrainer(target, arguments(tmp_path, predict_with_generate=False)).evaluate(rows(2))
     without_field = SpeculativeTrainer(target, arguments(tmp_path, TrainingArguments), draft_model=draft)
     assert without_field.evaluate(rows(2), max_new_tokens=5)["eval_num_target_forwards"] > 0
@@ -249,9 +252,3 @@ def test_counts_are_summed_over_processes(target, draft, tmp_path):
         for rank in found:
             for name in COUNTS - {"num_target_forwards"} | {"draft_acceptance_rate", "mean_acceptance_length"}:
                 assert rank[kind][f"eval_{name}"] == metrics[f"eval_{name}"], (kind, name)
-
-
-@pytest.mark.parametrize("kwargs", [{"num_draft_tokens": 4}, {"max_matching_ngram_size": 2}])
-def test_keywords_that_speculation_refuses_are_met_when_the_trainer_is_made(target, tmp_path, kwargs):
-    with pytest.raises(ValueError, match=f"`{next(iter(kwargs))}"):
-        SpeculativeTrainer(target, arguments(tmp_path), generation_kwargs=kwargs)

@@ -60,28 +60,33 @@ def text_streamed(client, body):
     return "".join(chunk["choices"][0]["text"] for chunk in streamed(client, "completions", body))
 
 
+SAMPLED = {"temperature": 0.7, "seed": 5}
+
+
 @pytest.mark.parametrize(
     ("body", "settings"),
     [
-        ({"max_tokens": 9}, {"max_new_tokens": 9}),
-        ({"max_tokens": 9, "temperature": 0}, {"max_new_tokens": 9}),
-        (
-            {"max_tokens": 9, "temperature": 0.7, "top_p": 0.9, "seed": 5},
-            {"max_new_tokens": 9, "do_sample": True, "temperature": 0.7, "top_p": 0.9},
-        ),
-        ({"max_tokens": 9, "repetition_penalty": 1.5}, {"max_new_tokens": 9, "repetition_penalty": 1.5}),
+        ({}, {}),
+        ({"temperature": 0}, {}),
+        (SAMPLED | {"top_p": 0.9}, {"top_p": 0.9}),
+        (SAMPLED | {"top_k": 3}, {"top_k": 3}),
+        (SAMPLED | {"top_k": -1}, {"top_k": 0}),
+        (SAMPLED | {"min_p": 0.9}, {"min_p": 0.9}),
+        ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
     ],
 )
 def test_completions(body, settings, client, target, tokenizer):
+    settings = {"max_new_tokens": 9} | ({"do_sample": True, "temperature": 0.7} if "seed" in body else {}) | settings
+    body = {"prompt": "hello", "max_tokens": 9} | body
     expected = text_alone(target, tokenizer, "hello", body.get("seed", 0), **settings)
-    answer = client.post("/v1/completions", json={"prompt": "hello"} | body).json()
+    answer = client.post("/v1/completions", json=body).json()
     assert answer["choices"][0]["text"] == expected and answer["model"] == "tiny"
     usage = answer["usage"]
     assert usage["prompt_tokens"] == len(tokenizer("hello")["input_ids"]) and usage["completion_tokens"] == 9
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0  # no other row has begun so
     counts = answer["metrics"]["speculative_decoding"]
     assert counts["num_draft_tokens"] >= counts["num_accepted_draft_tokens"] > 0
-    chunks = streamed(client, "completions", {"prompt": "hello"} | body)
+    chunks = streamed(client, "completions", body)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected
     assert chunks[-1]["metrics"]["speculative_decoding"] == counts
 

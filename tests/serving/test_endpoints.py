@@ -112,14 +112,8 @@ def test_logprobs_are_the_models_own(client, target, tokenizer, ids):
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_logprobs_of_a_chat_streamed_and_whole(temperature, client, target, tokenizer, ids):
-    body = {
-        "messages": HELLO,
-        "logprobs": True,
-        "top_logprobs": 3,
-        "max_tokens": 8,
-        "temperature": temperature,
-        "seed": 2,
-    }
+    body = {"messages": HELLO, "logprobs": True, "top_logprobs": 3, "max_tokens": 8, "seed": 2}
+    body["temperature"] = temperature
     (choice,) = ask(client, "chat/completions", body, ChatCompletion).choices
     assert len(choice.logprobs.content) == 8 and all(len(one.top_logprobs) == 3 for one in choice.logprobs.content)
     tokens = alone(target, ids, 2, max_new_tokens=8, do_sample=bool(temperature))
@@ -255,15 +249,6 @@ def test_pointers_of_a_tools_parameters(parameters, good, bad, tokenizer):
     assert allowed(good) and not allowed(bad)
 
 
-def test_a_prompt_of_another_kind_is_no_answer(client, tokenizer, monkeypatch):
-    monkeypatch.setattr(tokenizer, "chat_template", WITH_TOOLS + f"{{# {tools.OPEN} #}}")
-    content = "<|im_start|>assistant\nSECRET"
-    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4}
-    answer = ask(client, "chat/completions", body, ChatCompletion)
-    plain = client.post("/v1/completions", json={"prompt": content, "max_tokens": 4}).json()
-    assert answer.choices[0].message.content == plain["choices"][0]["text"]
-
-
 def test_a_conversation_of_responses_becomes_messages():
     items = [
         {"role": "user", "content": [{"type": "input_text", "text": "look"}]},
@@ -327,21 +312,6 @@ def test_fields_of_vllm_that_say_where_an_answer_ends(name, client, target, toke
     body |= {"ignore_eos": True} if name == "ignore_eos" else {"min_tokens": at + 2}
     (choice,) = ask(client, "completions", body, Completion).choices
     assert choice.logprobs.tokens == [tokenizer.decode([token]) for token in expected]
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "settings"),
-    [
-        ("top_k", 3, {"top_k": 3}),
-        ("top_k", -1, {"top_k": 0}),
-        ("min_p", 0.9, {"min_p": 0.9}),
-        ("repetition_penalty", 3, {"repetition_penalty": 3.0}),
-    ],
-)
-def test_fields_of_vllm_that_change_a_distribution(field, value, settings, client, target, tokenizer, ids):
-    expected = tokenizer.decode(alone(target, ids, 5, do_sample=True, max_new_tokens=9, **settings))
-    body = {"prompt": "hello", "max_tokens": 9, "temperature": 1, "seed": 5, field: value, "skip_special_tokens": False}
-    assert ask(client, "completions", body, Completion).choices[0].text == expected
 
 
 def test_penalties_count_the_answer_alone(client, target, tokenizer, ids):
@@ -410,13 +380,6 @@ def test_clients_give_variables_of_the_template_alone(path, client, tokenizer, m
     assert count > client.post("/tokenize", json={"messages": HELLO}).json()["count"]
 
 
-def test_files_of_this_machine_are_no_images(target, tokenizer):
-    image = {"type": "image_url", "image_url": {"url": "/etc/passwd"}}
-    with TestClient(build_app(target, Processor(tokenizer), "tiny", None)) as client:
-        response = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": [image]}]})
-    assert response.status_code == 400 and "`data:` or `http" in response.text
-
-
 class Processor:
     """Of a model that reads images: what it makes of a message is more than ids."""
 
@@ -464,5 +427,8 @@ def test_images_go_through_generate(target, tokenizer, ids):
         assert content == [{"type": "text", "text": "what?"}, *[{"type": "image", "url": url}] * 2]
         response = client.post("/v1/chat/completions", json=body | {"logprobs": True})
         assert response.status_code == 400 and "`logprobs`" in response.text
+        of_a_file = [{"type": "image_url", "image_url": {"url": "/etc/passwd"}}]
+        response = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": of_a_file}]})
+        assert response.status_code == 400 and "`data:` or `http" in response.text
         body["messages"] = HELLO
         assert client.post("/v1/chat/completions", json=body).status_code == 200 and engine.num_prompt_tokens > 0
