@@ -242,8 +242,8 @@ def test_pointers_of_a_tools_parameters(parameters, good, bad, tokenizer):
     grammar = compiled(tools.grammar_of(asked, False), tokenizer, 300, [tokenizer.eos_token_id])
 
     def allowed(arguments):
-        matcher, text = grammar.matcher(), json.dumps({"name": "look", "arguments": arguments})
-        ids = tokenizer(text)["input_ids"]
+        call, matcher = json.dumps({"name": "look", "arguments": arguments}), grammar.matcher()
+        ids = tokenizer(f"{tools.OPEN}\n{call}\n{tools.CLOSE}")["input_ids"]
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
     assert allowed(good) and not allowed(bad)

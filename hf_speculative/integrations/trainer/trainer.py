@@ -153,9 +153,7 @@ class SpeculativeTrainerMixin(_Trainer):
 
     def _generate_kwargs(self) -> dict[str, Any]:
         # A trainer of one's own may take keywords in `evaluate` that are not for `generate`: it says here which are.
-        given = self.generation_kwargs
-        if isinstance(self, Seq2SeqTrainer):
-            given = getattr(self, "_gen_kwargs", given)
+        given = getattr(self, "_gen_kwargs", self.generation_kwargs)
         kwargs = {n: v for n, v in given.items() if v is not None or n not in ("max_length", "num_beams")}
         length, beams = (getattr(self.args, f"generation_{name}", None) for name in ("max_length", "num_beams"))
         if length is not None and not kwargs.keys() & {"max_length", "max_new_tokens"}:
