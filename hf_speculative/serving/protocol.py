@@ -1,5 +1,6 @@
 """Validate bodies of requests: OpenAI's fields, and those of vLLM's clients."""
 
+import reprlib
 from collections.abc import Iterator
 from math import isfinite
 from typing import Annotated, Any, Literal, TypeVar
@@ -13,8 +14,6 @@ MOST_STOPS, LONGEST_STOP = 4, 256
 MOST_ANSWERS = 128
 #: the least divisor of logits
 LEAST_TEMPERATURE = 1e-4
-#: the most characters of a value in an error
-SHOWN = 80
 
 
 class BadRequest(ValueError):
@@ -285,13 +284,10 @@ def parse(kind: type[Body], raw: bytes) -> Body:
             raise BadRequest(f"`{field}` is missing.", field) from None
         if first["type"] == "extra_forbidden":
             name = ".".join(str(one) for one in first["loc"])
-            raise BadRequest(f"`{name}={shown(first['input'])}` is not supported: leave it out.", field) from None
-        raise BadRequest(f"`{field}={shown(found.get(field))}`: {why}.", field) from None
-
-
-def shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+            raise BadRequest(
+                f"`{name}={reprlib.repr(first['input'])}` is not supported: leave it out.", field
+            ) from None
+        raise BadRequest(f"`{field}={reprlib.repr(found.get(field))}`: {why}.", field) from None
 
 
 def leaves(value: Any) -> Iterator[Any]:

@@ -10,36 +10,6 @@ from torch import Tensor
 from transformers import StoppingCriteria
 
 
-class StopTexts(StoppingCriteria):
-    """End an answer as soon as it holds one of `texts`. Called after each token, in order.
-
-    Args:
-        tokenizer: the Rust tokenizer.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, texts: Sequence[str]):
-        self.tokenizer, self.texts = tokenizer, texts
-        self.longest = max(map(len, texts))
-        self.stream = DecodeStream([], skip_special_tokens=True)
-        self.num_read: int | None = None
-        self.tail = ""
-        self.is_over = False
-
-    def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:
-        first = input_ids.shape[1] - 1 if self.num_read is None else self.num_read
-        for token in input_ids[0, first:].tolist():
-            self.tail += self.stream.step(self.tokenizer, token) or ""
-            self.is_over |= any(text in self.tail for text in self.texts)
-            self.tail = self.tail[-self.longest :]
-        self.num_read = input_ids.shape[1]
-        return torch.full((len(input_ids),), self.is_over, device=input_ids.device)
-
-
-def without_stop(text: str, texts: Sequence[str]) -> str:
-    """Cut a text at the first of `texts` in it."""
-    return text[: min((at for stop in texts if (at := text.find(stop)) >= 0), default=len(text))]
-
-
 class HeldBack:
     """Stream a text, but hold back what may begin one of `texts`, and everything from one on."""
 
@@ -59,3 +29,23 @@ class HeldBack:
     def rest(self) -> str:
         """The text that is held back at the end of the answer."""
         return "" if self.is_over else self.held
+
+
+class StopTexts(StoppingCriteria):
+    """End an answer as soon as it holds one of `texts`. Called after each token, in order.
+
+    Args:
+        tokenizer: the Rust tokenizer.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, texts: Sequence[str]):
+        self.tokenizer, self.text = tokenizer, HeldBack(texts)
+        self.stream = DecodeStream([], skip_special_tokens=True)
+        self.num_read: int | None = None
+
+    def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:
+        first = input_ids.shape[1] - 1 if self.num_read is None else self.num_read
+        for token in input_ids[0, first:].tolist():
+            self.text.add(self.stream.step(self.tokenizer, token) or "")
+        self.num_read = input_ids.shape[1]
+        return torch.full((len(input_ids),), self.text.is_over, device=input_ids.device)
