@@ -10,6 +10,7 @@ from typing import Any
 
 import gradio as gr
 
+from ..reports.pages import render
 from ..tokenizers.chat import speaks_chat
 from . import drawing
 from .runs import JUDGES, Models, Run, Settings, run
@@ -47,7 +48,7 @@ def build(
     first = replace(first or Settings(), method=models.methods[0])
     prompts = prompts or ["Once upon a time"]
     with gr.Blocks(title="hf-speculative playground", analytics_enabled=False) as blocks:
-        html(drawing.heading(name))
+        html(render("playground/heading.html", {"name": name}))
         shown = gr.State(None)
         prompt = gr.Textbox(prompts[0], label="Prompt", lines=4, max_lines=12)
         with gr.Row():
