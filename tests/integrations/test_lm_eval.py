@@ -25,18 +25,14 @@ from tests.support.served import TEMPLATE, serving
 ROOT = Path(__file__).parents[2]
 #: strings of one token and of several; the model writes all of them, in the middle of drafts, too
 UNTIL = ["\n\n", "abc import", "Queue(Queue"]
-DOCUMENTS = [
-    {"text": "import os\n", "goal": "import sys", "choices": ["import sys", "banana"], "label": 0},
-    {
-        "text": "class Queue:\n    def __init__(self):\n",
-        "goal": " self",
-        "choices": ["        self", " 3 4"],
-        "label": 0,
-    },
-    {"text": "def run(self, ", "goal": "name", "choices": ["class", "name):"], "label": 1},
-    {"text": "def main():\n", "goal": "    ", "choices": ["\n\n\n\n", "    return"], "label": 1},
-    {"text": "import sys\n\n\ndef f(x):\n    return", "goal": " x", "choices": [" x", " def"], "label": 0},
+ROWS = [
+    ("import os\n", "import sys", ["import sys", "banana"], 0),
+    ("class Queue:\n    def __init__(self):\n", " self", ["        self", " 3 4"], 0),
+    ("def run(self, ", "name", ["class", "name):"], 1),
+    ("def main():\n", "    ", ["\n\n\n\n", "    return"], 1),
+    ("import sys\n\n\ndef f(x):\n    return", " x", [" x", " def"], 0),
 ]
+DOCUMENTS = [dict(zip(("text", "goal", "choices", "label"), row, strict=True)) for row in ROWS]
 
 
 @pytest.fixture(scope="module")
@@ -53,26 +49,13 @@ def no_inventory(monkeypatch):
 @pytest.fixture
 def tasks(tmp_path):
     (tmp_path / "documents.jsonl").write_text("\n".join(map(json.dumps, DOCUMENTS)))
-    common = {
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "documents.jsonl")}, "cache_dir": str(tmp_path)},
-        "test_split": "test",
-        "doc_to_text": "{{text}}",
-    }
-    generates = common | {
-        "task": "completes",
-        "output_type": "generate_until",
-        "doc_to_target": "{{goal}}",
-        "generation_kwargs": {"until": UNTIL, "max_gen_toks": 32},
-        "metric_list": [{"metric": "bleu"}, {"metric": "exact_match"}],
-    }
-    judges = common | {
-        "task": "chooses",
-        "output_type": "multiple_choice",
-        "doc_to_choice": "{{choices}}",
-        "doc_to_target": "{{label}}",
-        "metric_list": [{"metric": "acc"}],
-    }
+    files = {"data_files": {"test": str(tmp_path / "documents.jsonl")}, "cache_dir": str(tmp_path)}
+    common = {"dataset_path": "json", "dataset_kwargs": files, "test_split": "test", "doc_to_text": "{{text}}"}
+    generates = common | {"task": "completes", "output_type": "generate_until", "doc_to_target": "{{goal}}"}
+    generates |= {"generation_kwargs": {"until": UNTIL, "max_gen_toks": 32}}
+    generates |= {"metric_list": [{"metric": "bleu"}, {"metric": "exact_match"}]}
+    judges = common | {"task": "chooses", "output_type": "multiple_choice", "doc_to_choice": "{{choices}}"}
+    judges |= {"doc_to_target": "{{label}}", "metric_list": [{"metric": "acc"}]}
     return [generates, judges]
 
 
@@ -223,16 +206,9 @@ def test_the_entry_point_is_the_registered_class():
 
 def test_the_command(tasks, tmp_path, monkeypatch, capsys, caplog):
     (tmp_path / "completes.yaml").write_text(json.dumps(tasks[0]))  # JSON is YAML
-    arguments = {
-        "model": "hf-speculative",
-        "model_args": f"pretrained={FOLDER / 'target'},draft_model={FOLDER / 'draft'},num_draft_tokens=4",
-        "tasks": "completes",
-        "include_path": str(tmp_path),
-        "device": "cpu",
-        "batch_size": "2",
-        "limit": "2",
-        "output_path": str(tmp_path / "results"),
-    }
+    models = f"pretrained={FOLDER / 'target'},draft_model={FOLDER / 'draft'},num_draft_tokens=4"
+    arguments = {"model": "hf-speculative", "model_args": models, "device": "cpu", "batch_size": "2", "limit": "2"}
+    arguments |= {"tasks": "completes", "include_path": str(tmp_path), "output_path": str(tmp_path / "results")}
     command = [part for name, value in arguments.items() for part in (f"--{name}", value)]
     monkeypatch.setattr(sys, "argv", ["hf_speculative.integrations.lm_eval", *command])
     monkeypatch.setattr("lm_eval.__main__.setup_logging", lambda: None)  # its handler would outlive this test
