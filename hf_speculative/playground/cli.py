@@ -85,15 +85,8 @@ def playground(settings: Options) -> None:
         first = PageSettings(repetition_penalty=PENALTY if is_embedded else 1.0)
         page = build(models, name, prompts, first, raw=settings.raw)
     warn_of_host(console, host)
-    page.launch(
-        server_name=host,
-        server_port=port,
-        share=False,
-        inbrowser=settings.open,
-        prevent_thread_lock=True,
-        quiet=True,
-        **look(),
-    )
+    where = {"server_name": host, "server_port": port, "share": False, "inbrowser": settings.open}
+    page.launch(**where, **look(), prevent_thread_lock=True, quiet=True)
     console.print(f"{name} at http://{host}:{port} (Ctrl-C ends it)")
     try:
         _wait()

@@ -197,25 +197,29 @@ def test_strict_tools_need_a_form(client, tokenizer, monkeypatch):
     assert client.post("/v1/chat/completions", json=body).status_code == 200
 
 
-@pytest.mark.parametrize("is_single", [False, True])
-def test_the_grammar_of_calls_that_may_be_made(is_single):
-    llguidance = pytest.importorskip("llguidance")
-    from hf_speculative.embedded import embedded_pair
+@pytest.fixture
+def accepts(tokenizer):
+    """Whether the grammar of a request's answer accepts a text."""
+    compiled = pytest.importorskip("hf_speculative.grammar.compiled").compiled
 
-    tokenizer = pytest.importorskip("llguidance.hf").from_tokenizer(embedded_pair()[2])
-    tool = {"type": "function", "function": TOOL["function"] | {"strict": True}}
-    asked = {"messages": HELLO, "tools": [tool], "parallel_tool_calls": not is_single}
-    grammar = llguidance.LLMatcher.grammar_from_lark(tools.grammar_of(protocol.Chat.model_validate(asked), True))
-
-    def allowed(text):
-        matcher = llguidance.LLMatcher(tokenizer, grammar)
-        ids = tokenizer.tokenize_str(text)
+    def accepts(text, has_tags=False, **asked):
+        body = protocol.Chat.model_validate({"messages": HELLO, **asked})
+        matcher = compiled(tools.grammar_of(body, has_tags), tokenizer, 300, [tokenizer.eos_token_id]).matcher()
+        ids = tokenizer(text)["input_ids"]
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
+    return accepts
+
+
+@pytest.mark.parametrize("is_single", [False, True])
+def test_the_grammar_of_calls_that_may_be_made(is_single, accepts):
+    tool = {"type": "function", "function": TOOL["function"] | {"strict": True}}
+    asked = {"has_tags": True, "tools": [tool], "parallel_tool_calls": not is_single}
     call = '<tool_call>\n{"name": "look", "arguments": {"x": 1}}\n</tool_call>'
-    assert allowed("a < b") and allowed("") and allowed(f"Let me see. {call}") and allowed(call)
-    assert allowed(f"{call}\n{call}") is not is_single
-    assert not any(map(allowed, (call.replace("look", "jump"), call.replace("1", "3"), "<tool_call>")))
+    assert all(accepts(text, **asked) for text in ("a < b", "", call, f"Let me see. {call}"))
+    assert accepts(f"{call}\n{call}", **asked) is not is_single
+    wrong = (call.replace("look", "jump"), call.replace("1", "3"), "<tool_call>")
+    assert not any(accepts(text, **asked) for text in wrong)
 
 
 DEFINED = {"$defs": {"a": {"enum": ["p"]}}}
@@ -233,20 +237,14 @@ DEFINED = {"$defs": {"a": {"enum": ["p"]}}}
     ],
     ids=str,
 )
-def test_pointers_of_a_tools_parameters(parameters, good, bad, tokenizer):
+def test_pointers_of_a_tools_parameters(parameters, good, bad, accepts):
     """Two tools have definitions of one name."""
-    compiled = pytest.importorskip("hf_speculative.grammar.compiled").compiled
     other = {"type": "function", "function": {"name": "other", "parameters": {"$ref": "#/$defs/a", "$defs": {"a": {}}}}}
     tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
-    asked = protocol.Chat.model_validate({"messages": HELLO, "tools": [other, tool], "tool_choice": "required"})
-    grammar = compiled(tools.grammar_of(asked, False), tokenizer, 300, [tokenizer.eos_token_id])
-
-    def allowed(arguments):
-        call, matcher = json.dumps({"name": "look", "arguments": arguments}), grammar.matcher()
-        ids = tokenizer(f"{tools.OPEN}\n{call}\n{tools.CLOSE}")["input_ids"]
-        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-
-    assert allowed(good) and not allowed(bad)
+    for arguments in (good, bad):
+        call = json.dumps({"name": "look", "arguments": arguments})
+        text = f"{tools.OPEN}\n{call}\n{tools.CLOSE}"
+        assert accepts(text, tools=[other, tool], tool_choice="required") is (arguments is good)
 
 
 def test_a_conversation_of_responses_becomes_messages():
