@@ -124,8 +124,7 @@ class Page:
     """What happens when controls are used. A run is kept with the reader's session."""
 
     def __init__(self, models: Models):
-        self.models = models
-        self.decode = models.tokenizer.decode
+        self.models, self.decode = models, models.tokenizer.decode
 
     def frames(self, prompt: str, as_chat: bool, *values: Any) -> Generator[tuple[Any, ...], None, None]:
         """Both texts as they grow; at the end, the rounds."""

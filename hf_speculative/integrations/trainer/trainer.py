@@ -129,7 +129,7 @@ class SpeculativeTrainerMixin(_Trainer):
         labels = inputs.get("labels")
         given = self.generation_inputs(inputs)
         loss = None if labels is None else step(model, dict(inputs), True, ignore_keys=ignore_keys)[0]
-        fsdp = getattr(trainer_seq2seq, "FullyShardedDataParallel", ())  # the first version, which gathers by hand
+        fsdp: Any = getattr(trainer_seq2seq, "FullyShardedDataParallel", ())  # the first version, which gathers by hand
         with fsdp.summon_full_params(self.model) if isinstance(self.model, fsdp) else nullcontext():
             tokens = self.model.generate(**given, **gen_kwargs)
         if self.model.config.is_encoder_decoder:
