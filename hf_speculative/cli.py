@@ -13,7 +13,6 @@ from .measuring.commands.bench import bench
 from .measuring.commands.evaluate import eval_command
 from .measuring.commands.generate import generate
 from .playground.cli import playground
-from .serving.chat import chat
 from .serving.cli import serve
 from .training.cli import train_command
 from .version import __version__
@@ -42,7 +41,6 @@ def root(
 for _name, _command in (
     ("generate", generate),
     ("playground", playground),
-    ("chat", chat),
     ("serve", serve),
     ("check", check),
     ("audit", audit),

@@ -85,11 +85,7 @@ def _drafting(name: str, several: bool) -> inspect.Parameter:
 
 def raw_setting(panel: str | None = None) -> Any:
     """The field `raw` of settings: whether texts go through a chat template."""
-    return setting(
-        False,
-        "Continue the prompt as it is, despite a chat template. Default: answer it.",
-        panel=panel,
-    )
+    return setting(False, "Continue the prompt as it is, despite a chat template. Default: answer it.", panel=panel)
 
 
 @dataclass(frozen=True)

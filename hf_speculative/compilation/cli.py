@@ -69,8 +69,7 @@ def compile_command(settings: Options) -> None:
                 files = list(map(str, artifacts.make(one, recorded)))
         except artifacts.CannotCompile as error:
             raise ValueError(f"the passes of the {role} cannot be compiled: {error}") from error
-        seconds = time.perf_counter() - start
-        num_packed = len(packed_of(one))
+        seconds, num_packed = time.perf_counter() - start, len(packed_of(one))
         made.append(
             {"role": role, "files": files, "packed": num_packed, "was_there": is_there, "seconds": round(seconds, 1)}
         )
@@ -78,9 +77,9 @@ def compile_command(settings: Options) -> None:
             done = "was there already" if is_there else f"made in {seconds:.0f} s"
             states = f", giving the states of layers {', '.join(map(str, recorded))} to the head" * bool(recorded)
             on_packed = f", {num_packed} linear layers packed" * bool(num_packed)
-            text = f"{role}: {done}{states}{on_packed}: {', '.join(files)}"
-            Console(highlight=False).print(Text(text), soft_wrap=True)
-    if settings.json:
+            line = f"{role}: {done}{states}{on_packed}: {', '.join(files)}"
+            Console(highlight=False).print(Text(line), soft_wrap=True)
+    if as_json:
         typer.echo(json.dumps(made))
 
 

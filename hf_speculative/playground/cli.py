@@ -3,6 +3,7 @@
 import os
 import threading
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console
 
@@ -85,15 +86,8 @@ def playground(settings: Options) -> None:
         first = PageSettings(repetition_penalty=PENALTY if is_embedded else 1.0)
         page = build(models, name, prompts, first, raw=settings.raw)
     warn_of_host(console, host)
-    page.launch(
-        server_name=host,
-        server_port=port,
-        share=False,
-        inbrowser=settings.open,
-        prevent_thread_lock=True,
-        quiet=True,
-        **look(),
-    )
+    where: dict[str, Any] = {"server_name": host, "server_port": port, "share": False, "inbrowser": settings.open}
+    page.launch(**where, **look(), prevent_thread_lock=True, quiet=True)
     console.print(f"{name} at http://{host}:{port} (Ctrl-C ends it)")
     try:
         _wait()

@@ -12,10 +12,6 @@ from .wording import acceptance, headline, of_token, summary, token_name, why
 LEGEND = render("playground/legend.html", {})
 
 
-def heading(name: str) -> str:
-    return render("playground/heading.html", {"name": name})
-
-
 def column(run: Run | None, which: str, title: str) -> str:
     """One of the two texts.
 

@@ -10,20 +10,17 @@ from typing import Any
 
 import gradio as gr
 
+from ..reports.pages import render
 from ..tokenizers.chat import speaks_chat
 from . import drawing
 from .runs import JUDGES, Models, Run, Settings, run
 
 #: seconds between two pictures of texts that grow
 FRAME = 0.12
-#: a click on a token, or on a place of a round, tells which
-SELECTS_TOKEN = """element.addEventListener("click", event => {
-  const token = event.target.closest("[data-round]");
-  if (token) trigger("click", {round: Number(token.dataset.round), place: Number(token.dataset.index)});
-});"""
-SELECTS_PLACE = """element.addEventListener("click", event => {
-  const place = event.target.closest("[data-place]");
-  if (place) trigger("click", {place: Number(place.dataset.place)});
+#: a click on a token tells its round and its place there, one on a place of a round the place
+SELECTS = """element.addEventListener("click", event => {
+  const found = event.target.closest("[data-place]");
+  if (found) trigger("click", {round: Number(found.dataset.round), place: Number(found.dataset.place)});
 });"""
 #: the order of the controls, one for each setting
 CONTROLS = tuple(field.name for field in fields(Settings))
@@ -51,7 +48,7 @@ def build(
     first = replace(first or Settings(), method=models.methods[0])
     prompts = prompts or ["Once upon a time"]
     with gr.Blocks(title="hf-speculative playground", analytics_enabled=False) as blocks:
-        html(drawing.heading(name))
+        html(render("playground/heading.html", {"name": name}))
         shown = gr.State(None)
         prompt = gr.Textbox(prompts[0], label="Prompt", lines=4, max_lines=12)
         with gr.Row():
@@ -90,7 +87,7 @@ def build(
             gr.Examples([[text] for text in prompts], [prompt], label="Prompts")
         with gr.Row(equal_height=True):
             texts = [
-                html(drawing.column(None, which, title), min_width=300, elem_id=which, js_on_load=SELECTS_TOKEN)
+                html(drawing.column(None, which, title), min_width=300, elem_id=which, js_on_load=SELECTS)
                 for which, title in TITLES.items()
             ]
         plots = html(drawing.plots(None), elem_id="plots")
@@ -100,7 +97,7 @@ def build(
             with gr.Row():
                 before = gr.Button("\u2190 Round before", elem_id="before", min_width=120)
                 after = gr.Button("Next round \u2192", elem_id="after", min_width=120)
-        details = html(drawing.round_view(None, page.decode), elem_id="details", js_on_load=SELECTS_PLACE)
+        details = html(drawing.round_view(None, page.decode), elem_id="details", js_on_load=SELECTS)
 
         stepped = [stepper, number, details]
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
@@ -127,8 +124,7 @@ class Page:
     """What happens when controls are used. A run is kept with the reader's session."""
 
     def __init__(self, models: Models):
-        self.models = models
-        self.decode = models.tokenizer.decode
+        self.models, self.decode = models, models.tokenizer.decode
 
     def frames(self, prompt: str, as_chat: bool, *values: Any) -> Generator[tuple[Any, ...], None, None]:
         """Both texts as they grow; at the end, the rounds."""

@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.exceptions import HTTPException
 from transformers import PreTrainedModel
 
-from .answers import Answer, TextAnswer
+from .answers import Answer, TextAnswer, sse
 from .engine import Closed, Engine, QueueFull
 from .guard import MAX_BODY, Guard, error_body, error_of
 from .metrics import EngineMetrics
@@ -68,6 +68,11 @@ def build_app(
     @app.post("/tokenize")
     async def tokenize(request: Request) -> JSONResponse:
         return JSONResponse(await asyncio.to_thread(_tokenized, served, await request.body()))
+
+    @app.post("/load_model")
+    async def load_model() -> Response:
+        """What `transformers chat` asks first."""
+        return Response(sse({"status": "ready", "cached": True}), media_type="text/event-stream")
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Validate bodies of requests: OpenAI's fields, and those of vLLM's clients."""
 
+import reprlib
 from collections.abc import Iterator
 from math import isfinite
 from typing import Annotated, Any, Literal, TypeVar
@@ -13,8 +14,6 @@ MOST_STOPS, LONGEST_STOP = 4, 256
 MOST_ANSWERS = 128
 #: the least divisor of logits
 LEAST_TEMPERATURE = 1e-4
-#: the most characters of a value in an error
-SHOWN = 80
 
 
 class BadRequest(ValueError):
@@ -209,6 +208,15 @@ class Chat(WithTools):
     response_format: ResponseFormat | None = None
     reasoning_effort: Text | None = None
     best_of: Literal[1] | None = None
+    do_sample: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_transformers_chat(cls, found: dict[str, Any]) -> dict[str, Any]:
+        """Read the settings of `transformers chat`, JSON in a field of its own."""
+        config = dict(from_json(found.pop("generation_config", "{}")))
+        config.pop("transformers_version", None)
+        return {"max_tokens": config.pop("max_new_tokens", None)} | config | found
 
     @model_validator(mode="after")
     def _fits(self) -> "Chat":
@@ -276,13 +284,10 @@ def parse(kind: type[Body], raw: bytes) -> Body:
             raise BadRequest(f"`{field}` is missing.", field) from None
         if first["type"] == "extra_forbidden":
             name = ".".join(str(one) for one in first["loc"])
-            raise BadRequest(f"`{name}={shown(first['input'])}` is not supported: leave it out.", field) from None
-        raise BadRequest(f"`{field}={shown(found.get(field))}`: {why}.", field) from None
-
-
-def shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+            raise BadRequest(
+                f"`{name}={reprlib.repr(first['input'])}` is not supported: leave it out.", field
+            ) from None
+        raise BadRequest(f"`{field}={reprlib.repr(found.get(field))}`: {why}.", field) from None
 
 
 def leaves(value: Any) -> Iterator[Any]:

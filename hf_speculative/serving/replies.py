@@ -14,7 +14,7 @@ from .logprobs import Logprob
 from .one_at_a_time import Call
 from .protocol import Sampling
 from .requests import Request
-from .stops import HeldBack, without_stop
+from .stops import HeldBack
 from .tools import PlainText
 
 logger = logging.getLogger(__name__)
@@ -137,8 +137,9 @@ class Reply:
         """The text that was not sent yet, up to a text or token that ends the answer."""
         tokens = self.tokens[:-1] if self.is_ended else self.tokens
         whole = self.tokenizer.decode(tokens, skip_special_tokens=self.skips_specials)
-        text = without_stop(whole, self.stops)
-        self.is_cut = len(text) < len(whole)
+        cut = HeldBack(self.stops)
+        text = cut.add(whole) + cut.rest()
+        self.is_cut = cut.is_over
         told = "".join(self.told)
         if text.startswith(told):  # the rest: text that was held back, and half a character
             return text[len(told) :]

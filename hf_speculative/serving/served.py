@@ -25,6 +25,8 @@ DEFAULT_NEW_TOKENS = 1024
 CHARACTERS_PER_TOKEN = 32
 #: fields of requests that make up the prompt
 PROMPTS = {"prompt", "messages", "input", "instructions"}
+#: fields that are keywords of `generate`
+GENERATION = {"do_sample", "top_p", "top_k", "min_p", "repetition_penalty"}
 #: tokens of a tag that begins a thought, with spaces after it
 LONGEST_TAG = 16
 
@@ -141,7 +143,7 @@ class Served:
         if not isinstance(body, WithTools):
             return tools.PlainText()
         if tools.must_call(body):
-            return tools.OneCall()
+            return tools.Parsed(tools.HERMES, "", self._tools(body))
         if isinstance(grammar, dict):
             return tools.PlainText()
         template = getattr(self.tokenizer, "response_template", None)
@@ -173,12 +175,12 @@ class Served:
 
     def _settings(self, body: Sampling, prompt: Prompt, reply: Reply, grammar: Any) -> dict[str, Any]:
         """Keywords of `generate`."""
-        settings = body.model_dump(include={"top_p", "top_k", "min_p", "repetition_penalty"}, exclude_none=True)
+        settings = body.model_dump(include=GENERATION, exclude_none=True)
         settings["max_new_tokens"] = reply.max_new_tokens
         if grammar is not None:
             settings["grammar"] = grammar
         if body.temperature is not None:  # as the API has it: a temperature above 0 samples
-            settings["do_sample"] = body.temperature > 0
+            settings["do_sample"] = settings.get("do_sample", True) and body.temperature > 0
         if body.temperature:
             settings["temperature"] = body.temperature
         if body.min_tokens:

@@ -2,11 +2,33 @@
 
 from collections.abc import Sequence
 
+import regex
 import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from torch import Tensor
 from transformers import StoppingCriteria
+
+
+class HeldBack:
+    """Stream a text, but hold back what may begin one of `texts`, and everything from one on."""
+
+    def __init__(self, texts: Sequence[str]):
+        self.pattern = regex.compile("|".join(map(regex.escape, texts)) or "(?!)")  # without texts, it matches nothing
+        self.held, self.is_over = "", False
+
+    def add(self, piece: str) -> str:
+        if self.is_over:
+            return ""
+        whole = self.held + piece
+        found = self.pattern.search(whole, partial=True)  # a whole one first, else one that the text ends within
+        at = found.start() if found else len(whole)
+        self.held, self.is_over = whole[at:], found is not None and not found.partial
+        return whole[:at]
+
+    def rest(self) -> str:
+        """The text that is held back at the end of the answer."""
+        return "" if self.is_over else self.held
 
 
 class StopTexts(StoppingCriteria):
@@ -17,49 +39,13 @@ class StopTexts(StoppingCriteria):
     """
 
     def __init__(self, tokenizer: Tokenizer, texts: Sequence[str]):
-        self.tokenizer, self.texts = tokenizer, texts
-        self.longest = max(map(len, texts))
+        self.tokenizer, self.text = tokenizer, HeldBack(texts)
         self.stream = DecodeStream([], skip_special_tokens=True)
         self.num_read: int | None = None
-        self.tail = ""
-        self.is_over = False
 
     def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:
         first = input_ids.shape[1] - 1 if self.num_read is None else self.num_read
         for token in input_ids[0, first:].tolist():
-            self.tail += self.stream.step(self.tokenizer, token) or ""
-            self.is_over |= any(text in self.tail for text in self.texts)
-            self.tail = self.tail[-self.longest :]
+            self.text.add(self.stream.step(self.tokenizer, token) or "")
         self.num_read = input_ids.shape[1]
-        return torch.full((len(input_ids),), self.is_over, device=input_ids.device)
-
-
-def without_stop(text: str, texts: Sequence[str]) -> str:
-    """Cut a text at the first of `texts` in it."""
-    return text[: min((at for stop in texts if (at := text.find(stop)) >= 0), default=len(text))]
-
-
-class HeldBack:
-    """Stream a text, but hold back what may begin one of `texts`, and everything from one on."""
-
-    def __init__(self, texts: Sequence[str]):
-        self.texts, self.held, self.is_over = texts, "", False
-
-    def add(self, piece: str) -> str:
-        if self.is_over:
-            return ""
-        whole = self.held + piece
-        shown = without_stop(whole, self.texts)
-        self.is_over = len(shown) < len(whole)
-        num_held = 0 if self.is_over else max((_overlap(whole, stop) for stop in self.texts), default=0)
-        self.held = whole[len(whole) - num_held :]
-        return shown[: len(whole) - num_held]
-
-    def rest(self) -> str:
-        """The text that is held back at the end of the answer."""
-        return "" if self.is_over else self.held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The number of characters at the end of `text` that begin `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+        return torch.full((len(input_ids),), self.text.is_over, device=input_ids.device)

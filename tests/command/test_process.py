@@ -138,13 +138,6 @@ def test_ctrl_c_in_generate_shows_what_there_is():
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_a_stream(tmp_path):
-    process = start("generate", "--max-new-tokens", 1500, "def f():")
-    _, messages = stopped(process, lambda: "def f():" in process.stdout.readline())
-    assert messages.strip() == "stopped after 0 of 1 prompts"
-
-
-@pytest.mark.slow
 def test_ctrl_c_in_bench_keeps_what_was_measured(tmp_path):
     sizes, figures, results = ",".join(map(str, range(1, 200))), tmp_path / "bench.json", tmp_path / "results"
     options = ("--batch", sizes, "--new-tokens", 4, "--draft-tokens", 2, "--repeats", 2, "--context", 8)

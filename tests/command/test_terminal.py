@@ -39,7 +39,7 @@ WRONG = {
     "prompts to learn from": ["train", "--data", "missing.jsonl"],
     "a model's folder": ["check", "./missing"],
     "a draft's name": ["serve", "--draft-model", "no name"],
-    "a file": ["chat", __file__],
+    "a file": ["serve", __file__],
     "a folder": ["playground", "--draft-model", "no/such/folder"],
     "a number format": ["playground", "--dtype", "int3"],
 }

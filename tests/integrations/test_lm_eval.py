@@ -1,5 +1,6 @@
-"""lm-eval's model `hf-speculative`: what plain `hf` gives, on local tasks, offline."""
+"""lm-eval's model `hf-speculative`, and its clients against our server: what plain `hf` gives, on local tasks, offline."""
 
+import copy
 import json
 import re
 import runpy
@@ -19,22 +20,19 @@ import hf_speculative as hs
 from hf_speculative.embedded import FOLDER
 from hf_speculative.integrations.lm_eval import SpeculativeLM
 from tests.support import tiny, tongues
+from tests.support.served import TEMPLATE, serving
 
 ROOT = Path(__file__).parents[2]
 #: strings of one token and of several; the model writes all of them, in the middle of drafts, too
 UNTIL = ["\n\n", "abc import", "Queue(Queue"]
-DOCUMENTS = [
-    {"text": "import os\n", "goal": "import sys", "choices": ["import sys", "banana"], "label": 0},
-    {
-        "text": "class Queue:\n    def __init__(self):\n",
-        "goal": " self",
-        "choices": ["        self", " 3 4"],
-        "label": 0,
-    },
-    {"text": "def run(self, ", "goal": "name", "choices": ["class", "name):"], "label": 1},
-    {"text": "def main():\n", "goal": "    ", "choices": ["\n\n\n\n", "    return"], "label": 1},
-    {"text": "import sys\n\n\ndef f(x):\n    return", "goal": " x", "choices": [" x", " def"], "label": 0},
+ROWS = [
+    ("import os\n", "import sys", ["import sys", "banana"], 0),
+    ("class Queue:\n    def __init__(self):\n", " self", ["        self", " 3 4"], 0),
+    ("def run(self, ", "name", ["class", "name):"], 1),
+    ("def main():\n", "    ", ["\n\n\n\n", "    return"], 1),
+    ("import sys\n\n\ndef f(x):\n    return", " x", [" x", " def"], 0),
 ]
+DOCUMENTS = [dict(zip(("text", "goal", "choices", "label"), row, strict=True)) for row in ROWS]
 
 
 @pytest.fixture(scope="module")
@@ -51,26 +49,13 @@ def no_inventory(monkeypatch):
 @pytest.fixture
 def tasks(tmp_path):
     (tmp_path / "documents.jsonl").write_text("\n".join(map(json.dumps, DOCUMENTS)))
-    common = {
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "documents.jsonl")}, "cache_dir": str(tmp_path)},
-        "test_split": "test",
-        "doc_to_text": "{{text}}",
-    }
-    generates = common | {
-        "task": "completes",
-        "output_type": "generate_until",
-        "doc_to_target": "{{goal}}",
-        "generation_kwargs": {"until": UNTIL, "max_gen_toks": 32},
-        "metric_list": [{"metric": "bleu"}, {"metric": "exact_match"}],
-    }
-    judges = common | {
-        "task": "chooses",
-        "output_type": "multiple_choice",
-        "doc_to_choice": "{{choices}}",
-        "doc_to_target": "{{label}}",
-        "metric_list": [{"metric": "acc"}],
-    }
+    files = {"data_files": {"test": str(tmp_path / "documents.jsonl")}, "cache_dir": str(tmp_path)}
+    common = {"dataset_path": "json", "dataset_kwargs": files, "test_split": "test", "doc_to_text": "{{text}}"}
+    generates = common | {"task": "completes", "output_type": "generate_until", "doc_to_target": "{{goal}}"}
+    generates |= {"generation_kwargs": {"until": UNTIL, "max_gen_toks": 32}}
+    generates |= {"metric_list": [{"metric": "bleu"}, {"metric": "exact_match"}]}
+    judges = common | {"task": "chooses", "output_type": "multiple_choice", "doc_to_choice": "{{choices}}"}
+    judges |= {"doc_to_target": "{{label}}", "metric_list": [{"metric": "acc"}]}
     return [generates, judges]
 
 
@@ -95,6 +80,38 @@ def test_scores_and_answers_are_those_of_plain_hf(pair, tasks, batch_size):
     counted = saved["statistics"]
     assert counted["num_accepted_draft_tokens"] > 10 and counted["num_calls"] == -(-len(DOCUMENTS) // batch_size)
     assert counted["num_target_forwards"] < counted["num_new_tokens"] and "rows" not in counted
+
+
+@pytest.fixture(scope="module")
+def address(pair, tmp_path_factory):
+    """Of a server in a process of its own, whose target has a chat template, which repeats what it is told."""
+    folder = tmp_path_factory.mktemp("target")
+    target, _, tokenizer = copy.deepcopy(pair)
+    tokenizer.chat_template = TEMPLATE
+    target.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    draft = ("--draft-model", str(FOLDER / "draft"), "--dtype", "float32")
+    with serving("serve", str(folder), *draft, "--name", "tiny", path="/health") as address:
+        yield f"base_url={address}/v1/{{}},model=tiny,tokenizer={folder},num_concurrent=2"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["local-completions", "local-chat-completions"])
+def test_scores_of_the_server_are_those_in_process(kind, address, pair, tasks):
+    pytest.importorskip("tenacity", reason="lm_eval[api] needs it")
+    target, _, tokenizer = copy.deepcopy(pair)
+    tokenizer.chat_template, is_chat = TEMPLATE, kind == "local-chat-completions"
+    tasks = tasks[:1] if is_chat else tasks  # a chat has no likelihoods
+    _, plain = evaluate(HFLM(target, tokenizer=tokenizer), tasks, apply_chat_template=is_chat)
+    args = address.format("chat/completions" if is_chat else "completions") + f",tokenized_requests={not is_chat}"
+    _, served = evaluate(kind, tasks, model_args=args, apply_chat_template=is_chat)
+    assert served["completes"] == plain["completes"]
+    if not is_chat:
+        found, expected = (
+            [one for sample in answers["chooses"] for choice in sample for one in choice] for answers in (served, plain)
+        )
+        assert [is_greedy for _, is_greedy in found] == [is_greedy for _, is_greedy in expected]
+        assert [value for value, _ in found] == pytest.approx([value for value, _ in expected], abs=1e-3)
 
 
 def test_a_row_of_a_batch_ends_where_it_ends_alone(pair):
@@ -167,25 +184,17 @@ def test_without_a_draft_model(pair, source):
         ({"draft_model": "x", "num_draft_token": 3}, TypeError, "did you mean `num_draft_tokens`"),
         ({"draft_model": "x", "assistant_model": "y"}, ValueError, "mean the same"),
         ({"draft_model": "./no/such/folder"}, ValueError, "no/such/folder"),
-    ],
-)
-def test_what_is_misspelt_is_met_before_anything_loads(options, error, words, monkeypatch):
-    monkeypatch.setattr(HFLM, "__init__", lambda *args, **kwargs: pytest.fail("the target was loaded"))
-    with pytest.raises(error, match=words):
-        SpeculativeLM("some/target", **options)
-
-
-@pytest.mark.parametrize(
-    "options, error, words",
-    [
         ({}, ValueError, "no source of drafts"),
         ({"num_draft_tokens": 3}, ValueError, "`num_draft_tokens=3` has no effect"),
         ({"prompt_lookup_num_tokens": 3, "attn_implementation": "eager"}, TypeError, "loaded already"),
     ],
 )
-def test_what_cannot_work_is_met_before_any_request(pair, options, error, words):
+def test_what_cannot_work_is_met_before_any_request(pair, options, error, words, monkeypatch):
+    is_named = "draft_model" in options or "draft_modle" in options
+    if is_named:
+        monkeypatch.setattr(HFLM, "__init__", lambda *args, **kwargs: pytest.fail("the target was loaded"))
     with pytest.raises(error, match=words):
-        SpeculativeLM(pair[0], tokenizer=pair[2], **options)
+        SpeculativeLM("some/target" if is_named else pair[0], tokenizer=pair[2], **options)
 
 
 def test_the_entry_point_is_the_registered_class():
@@ -197,16 +206,9 @@ def test_the_entry_point_is_the_registered_class():
 
 def test_the_command(tasks, tmp_path, monkeypatch, capsys, caplog):
     (tmp_path / "completes.yaml").write_text(json.dumps(tasks[0]))  # JSON is YAML
-    arguments = {
-        "model": "hf-speculative",
-        "model_args": f"pretrained={FOLDER / 'target'},draft_model={FOLDER / 'draft'},num_draft_tokens=4",
-        "tasks": "completes",
-        "include_path": str(tmp_path),
-        "device": "cpu",
-        "batch_size": "2",
-        "limit": "2",
-        "output_path": str(tmp_path / "results"),
-    }
+    models = f"pretrained={FOLDER / 'target'},draft_model={FOLDER / 'draft'},num_draft_tokens=4"
+    arguments = {"model": "hf-speculative", "model_args": models, "device": "cpu", "batch_size": "2", "limit": "2"}
+    arguments |= {"tasks": "completes", "include_path": str(tmp_path), "output_path": str(tmp_path / "results")}
     command = [part for name, value in arguments.items() for part in (f"--{name}", value)]
     monkeypatch.setattr(sys, "argv", ["hf_speculative.integrations.lm_eval", *command])
     monkeypatch.setattr("lm_eval.__main__.setup_logging", lambda: None)  # its handler would outlive this test

@@ -1,4 +1,4 @@
-"""`examples/ray_predictor.py` as a plain callable, and once as an actor of a real Ray job in which an actor dies."""
+"""`examples/ray_predictor.py` as a plain callable, and once as an actor of a real Ray job."""
 
 import json
 import os
@@ -8,12 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import ray_predictor
 import torch
 from ray_predictor import COLUMNS, SpeculativePredictor
 
 import hf_speculative as hs
-from tests.support import tiny, tongues
 
 ROOT = Path(__file__).parents[2]
 PROMPTS = ["import os\n", "def main():\n", "class A:\n", "x = [1, 2,", "return ", "for i in", "import sys\n", "print("]
@@ -65,25 +63,6 @@ def test_a_bad_row_has_an_error_and_the_others_their_answers(pair):
         predictor({"prompt": column(["x"])})
 
 
-def test_a_row_that_fails_while_it_is_decoded_fails_alone(pair, monkeypatch):
-    target, draft, tokenizer = pair
-    predictor = SpeculativePredictor(target, draft, tokenizer=tokenizer, max_new_tokens=6)
-    real, (bad,) = ray_predictor.generate_batches, tokenizer(["class"])["input_ids"]
-
-    def fails(model, prompts, **settings):
-        if bad in prompts:
-            raise torch.OutOfMemoryError("no memory")
-        return real(model, prompts, **settings)
-
-    monkeypatch.setattr(ray_predictor, "generate_batches", fails)
-    answers = predictor({"prompt": column(["import os\n", "class", "def main():\n"])})
-    assert list(answers["error"]) == ["", "OutOfMemoryError: no memory", ""]
-    assert answers["generated_text"][2] == plainly(pair, "def main():\n", max_new_tokens=6)
-    monkeypatch.setattr(ray_predictor, "ROW_ERRORS", (ValueError,))  # a device that fails is no row's fault
-    with pytest.raises(torch.OutOfMemoryError):
-        predictor({"prompt": column(["class"])})
-
-
 def test_a_batch_answered_again_gets_the_same_answers(pair):
     target, draft, tokenizer = pair
     settings = {"tokenizer": tokenizer, "max_new_tokens": 12, "batch_size": 2, "do_sample": True, "top_k": 0}
@@ -97,74 +76,25 @@ def test_a_batch_answered_again_gets_the_same_answers(pair):
     assert first({**batch, "id": np.arange(3, 6)})["generated_text"].tolist() != answers
     other_seed = SpeculativePredictor(target, draft, seed=1, **settings)
     assert other_seed(batch)["generated_text"].tolist() != answers
-    # whatever the draft length, which may follow the clock
-    fixed = SpeculativePredictor(target, draft, num_draft_tokens=2, **settings)
-    assert fixed(batch)["generated_text"].tolist() == answers
-
-
-@pytest.mark.parametrize(
-    "settings, words",
-    [
-        ({}, "give `max_new_tokens`"),
-        ({"max_new_tokens": 4, "num_draft_tokens": 0}, "`num_draft_tokens=0` drafts nothing"),
-        ({"max_new_tokens": 4, "device": "cpu"}, "`dtype` and `device` are for"),
-    ],
-)
-def test_wrong_settings_are_met_when_the_object_is_made(pair, settings, words):
-    with pytest.raises(ValueError, match=words):
-        SpeculativePredictor(pair[0], pair[1], tokenizer=pair[2], **settings)
-
-
-def test_models_by_name(pair, tmp_path):
-    target = tiny.llama(vocab_size=len(pair[2]))
-    for name, model in (("target", target), ("draft", tiny.noisy_copy(target))):
-        model.save_pretrained(tmp_path / name)
-        pair[2].save_pretrained(tmp_path / name)
-    names = {"model": str(tmp_path / "target"), "draft_model": str(tmp_path / "draft")}
-    predictor = SpeculativePredictor(**names, max_new_tokens=8, dtype="bfloat16")
-    assert predictor.model.dtype == predictor.settings["draft_model"].dtype == torch.bfloat16
-    assert predictor({"prompt": column(["import os\n"])})["num_draft_tokens"].sum() > 0
-    with pytest.raises(ValueError, match="go with a `model`"):
-        SpeculativePredictor(draft_model=names["draft_model"], max_new_tokens=8)
 
 
 @pytest.mark.slow
-def test_an_actor_that_dies_loses_nothing(pair, tmp_path):
-    rows = [{"id": n, "prompt": prompt, "note": ""} for n, prompt in enumerate([*PROMPTS, ""])]
-    rows[4]["note"] = "die here"
+def test_the_job(pair, tmp_path):
+    pytest.importorskip("ray")
+    rows = [{"id": n, "prompt": prompt} for n, prompt in enumerate([*PROMPTS, ""])]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    sizes = {"max-new-tokens": 10, "num-draft-tokens": 3, "rows-at-once": 2, "batch-size": 2, "num-actors": 1}
+    given = {"prompts": "prompts.jsonl", "output": "answers.jsonl"} | sizes
+    command = [sys.executable, str(ROOT / "examples" / "ray_batch_inference.py")]
+    command += [part for name, value in given.items() for part in (f"--{name}", str(value))]
     path = os.pathsep.join([str(ROOT), str(ROOT / "examples"), os.environ.get("PYTHONPATH", "")])
     # By its own choice Ray's workers give way to every other process, the rest of the test suite for example.
     of_ray = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "support" / "ray_job.py"), str(tmp_path)],
-        env=os.environ | of_ray | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    environment = os.environ | of_ray | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "died").exists()  # it did die
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
-    by_id = {answer["id"]: answer for answer in answers}
-    assert sorted(answer["id"] for answer in answers) == [row["id"] for row in rows]
-    texts = [plainly(pair, prompt, max_new_tokens=10) for prompt in PROMPTS]
-    assert [by_id[n]["generated_text"] for n in range(len(PROMPTS))] == texts
-    assert "is empty" in by_id[len(PROMPTS)]["error"] and by_id[len(PROMPTS)]["draft_acceptance_rate"] is None
-    counted = {
-        name: sum(answer[name] for answer in answers) for name in ("num_draft_tokens", "num_accepted_draft_tokens")
-    }
-    assert 0 < counted["num_accepted_draft_tokens"] < counted["num_draft_tokens"]
-    totals = {"rows": len(rows), "errors": 1, "num_new_tokens": 10 * len(PROMPTS), **counted}
-    assert {f"{name}: {value}" for name, value in totals.items()} <= set(done.stdout.splitlines())
-
-
-def test_a_draft_given_by_name_brings_its_tokenizer(tmp_path):
-    """Ids of another vocabulary would be read as the target's own."""
-    target, draft, tokenizer = hs.embedded_pair()
-    other = tongues.renumbered(tokenizer)
-    tongues.moved(draft, tokenizer, other).save_pretrained(tmp_path)
-    other.save_pretrained(tmp_path)
-    predictor = SpeculativePredictor(target, str(tmp_path), tokenizer=tokenizer, max_new_tokens=24, num_draft_tokens=3)
-    found = predictor({"prompt": np.array(["import os\n"], object)})
-    assert found["draft_acceptance_rate"][0] > 0.3
+    texts = {answer["id"]: answer["generated_text"] for answer in answers}
+    expected = [plainly(pair, prompt, max_new_tokens=10) for prompt in PROMPTS]
+    assert len(answers) == len(rows) and [texts[n] for n in range(len(rows))] == [*expected, ""]
+    assert {"rows: 9", "errors: 1", "num_new_tokens: 80"} <= set(done.stdout.splitlines())

@@ -1,4 +1,4 @@
-"""Two replicas on one machine, of which one is killed under load."""
+"""`examples/serve_replicas.py`: two replicas on one machine, of which one is killed under load."""
 
 import asyncio
 import os
@@ -15,22 +15,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 PORT, BODY = 8123, {"prompt": "def main():\n", "max_tokens": 48}
 
 
-def build():
-    from hf_speculative.embedded import embedded_pair
-    from hf_speculative.serving.app import build_app
-    from hf_speculative.serving.engine import Engine
-
-    target, draft, tokenizer = embedded_pair()
-    return build_app(target, tokenizer, "tiny", Engine(target, tokenizer=tokenizer, draft_model=draft, max_lanes=2))
-
-
 @pytest.fixture
 def url():
-    from hf_speculative.integrations.ray_serve import deployment
+    import serve_replicas
 
+    ray.cloudpickle.register_pickle_by_value(serve_replicas)  # its folder is on no replica's path
     ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
     serve.start(http_options={"port": PORT})
-    serve.run(deployment(build, num_replicas=2))
+    serve.run(serve_replicas.deployment(serve_replicas.build, num_replicas=2))
     yield f"http://localhost:{PORT}"
     serve.shutdown()
     ray.shutdown()

@@ -41,36 +41,23 @@ def test_a_run_with_a_draft_ends_with_the_weights_of_one_without(tmp_path):
 
 def _trained(kind: str, folder, attached: bool, **settings):
     """Rewards, losses and weights of two steps of a TRL trainer, and the draft tokens that its rollouts kept."""
-    trl = pytest.importorskip("trl")
-    datasets = pytest.importorskip("datasets")
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
     torch.manual_seed(0)
     random.seed(0)
     model, draft, tokenizer = copy.deepcopy(hs.embedded_pair())
     tokenizer.padding_side = "left"
     if attached:
         hs.attach(model, draft, num_draft_tokens=4, reproducible=True)
-    arguments = getattr(trl, f"{kind}Config")(
-        output_dir=str(folder),
-        max_steps=2,
-        num_generations=4,
-        per_device_train_batch_size=8,
-        max_completion_length=16,
-        learning_rate=3e-4,
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-        bf16=False,
-        disable_tqdm=True,
-        logging_steps=1,
-        dataloader_pin_memory=False,
-        **settings,
-    )
+    sizes = {"max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 16}
+    quiet = {"save_strategy": "no", "report_to": [], "use_cpu": True, "bf16": False, "disable_tqdm": True}
+    quiet |= {"dataloader_pin_memory": False, "logging_steps": 1, "learning_rate": 3e-4, "output_dir": str(folder)}
     numbers = iter(range(10_000))
 
     def reward(completions, **others):
         """Differs within a group whose texts are equal."""
         return [len(set(text)) + 0.5 * (next(numbers) % 3) for text in completions]
 
+    arguments = getattr(trl, f"{kind}Config")(**sizes, **quiet, **settings)
     data = datasets.Dataset.from_list([{"prompt": prompt} for prompt in ("import os\n", "class Node:\n")])
     trainer = getattr(trl, f"{kind}Trainer")(model, reward, arguments, train_dataset=data, processing_class=tokenizer)
     with hs.record() as stats:
@@ -79,10 +66,8 @@ def _trained(kind: str, folder, attached: bool, **settings):
     return log, [weight.detach() for weight in model.parameters()], stats.num_accepted_draft_tokens
 
 
-BATCHED = {
-    "use_transformers_continuous_batching": True,
-    "transformers_continuous_batching_config": {"num_blocks": 16, "max_batch_tokens": 128},
-}
+PAGES = {"num_blocks": 16, "max_batch_tokens": 128}
+BATCHED = {"use_transformers_continuous_batching": True, "transformers_continuous_batching_config": PAGES}
 
 
 @pytest.mark.slow

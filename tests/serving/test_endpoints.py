@@ -8,10 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from huggingface_hub import ChatCompletionStreamOutput
 from openai import OpenAI
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response
+from transformers import GenerationConfig
 
 from hf_speculative.serving import prompts, protocol, tools
 from hf_speculative.serving.app import build_app
@@ -110,14 +112,8 @@ def test_logprobs_are_the_models_own(client, target, tokenizer, ids):
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_logprobs_of_a_chat_streamed_and_whole(temperature, client, target, tokenizer, ids):
-    body = {
-        "messages": HELLO,
-        "logprobs": True,
-        "top_logprobs": 3,
-        "max_tokens": 8,
-        "temperature": temperature,
-        "seed": 2,
-    }
+    body = {"messages": HELLO, "logprobs": True, "top_logprobs": 3, "max_tokens": 8, "seed": 2}
+    body["temperature"] = temperature
     (choice,) = ask(client, "chat/completions", body, ChatCompletion).choices
     assert len(choice.logprobs.content) == 8 and all(len(one.top_logprobs) == 3 for one in choice.logprobs.content)
     tokens = alone(target, ids, 2, max_new_tokens=8, do_sample=bool(temperature))
@@ -135,6 +131,22 @@ def test_usage_of_a_stream_comes_where_it_is_asked_for(client):
     for chunk in [*chunks, last]:
         ChatCompletionChunk.model_validate(chunk)
     assert not any("usage" in chunk for chunk in streamed(client, "chat/completions", body | {"stream_options": None}))
+
+
+@pytest.mark.parametrize("flags", [{"do_sample": False}, {"do_sample": True, "temperature": 0.8, "top_p": 0.9}])
+def test_what_transformers_chat_sends(flags, client, target, tokenizer, ids):
+    """It asks for the model first. Its settings are `generate`'s, and its reader is that of huggingface_hub."""
+    assert client.post("/load_model", json={"model": "tiny"}).text == 'data: {"status":"ready","cached":true}\n\n'
+    config = GenerationConfig(max_new_tokens=6, **flags).to_json_string()
+    body = {"model": "tiny", "messages": HELLO, "seed": 1, "generation_config": config}
+    chunks = [
+        ChatCompletionStreamOutput.parse_obj_as_instance(one) for one in streamed(client, "chat/completions", body)
+    ]
+    told = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert told == tokenizer.decode(alone(target, ids, 1, max_new_tokens=6, **flags), skip_special_tokens=True)
+    assert chunks[-1].choices[0].finish_reason == "length"
+    refused = client.post("/v1/chat/completions", json=body | {"generation_config": '{"num_beams": 2}'})
+    assert refused.status_code == 400 and "`num_beams=2` is not supported" in refused.text
 
 
 def test_a_form_is_kept_to(openai):
@@ -185,25 +197,29 @@ def test_strict_tools_need_a_form(client, tokenizer, monkeypatch):
     assert client.post("/v1/chat/completions", json=body).status_code == 200
 
 
-@pytest.mark.parametrize("is_single", [False, True])
-def test_the_grammar_of_calls_that_may_be_made(is_single):
-    llguidance = pytest.importorskip("llguidance")
-    from hf_speculative.embedded import embedded_pair
+@pytest.fixture
+def accepts(tokenizer):
+    """Whether the grammar of a request's answer accepts a text."""
+    compiled = pytest.importorskip("hf_speculative.grammar.compiled").compiled
 
-    tokenizer = pytest.importorskip("llguidance.hf").from_tokenizer(embedded_pair()[2])
-    tool = {"type": "function", "function": TOOL["function"] | {"strict": True}}
-    asked = {"messages": HELLO, "tools": [tool], "parallel_tool_calls": not is_single}
-    grammar = llguidance.LLMatcher.grammar_from_lark(tools.grammar_of(protocol.Chat.model_validate(asked), True))
-
-    def allowed(text):
-        matcher = llguidance.LLMatcher(tokenizer, grammar)
-        ids = tokenizer.tokenize_str(text)
+    def accepts(text, has_tags=False, **asked):
+        body = protocol.Chat.model_validate({"messages": HELLO, **asked})
+        matcher = compiled(tools.grammar_of(body, has_tags), tokenizer, 300, [tokenizer.eos_token_id]).matcher()
+        ids = tokenizer(text)["input_ids"]
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
+    return accepts
+
+
+@pytest.mark.parametrize("is_single", [False, True])
+def test_the_grammar_of_calls_that_may_be_made(is_single, accepts):
+    tool = {"type": "function", "function": TOOL["function"] | {"strict": True}}
+    asked = {"has_tags": True, "tools": [tool], "parallel_tool_calls": not is_single}
     call = '<tool_call>\n{"name": "look", "arguments": {"x": 1}}\n</tool_call>'
-    assert allowed("a < b") and allowed("") and allowed(f"Let me see. {call}") and allowed(call)
-    assert allowed(f"{call}\n{call}") is not is_single
-    assert not any(map(allowed, (call.replace("look", "jump"), call.replace("1", "3"), "<tool_call>")))
+    assert all(accepts(text, **asked) for text in ("a < b", "", call, f"Let me see. {call}"))
+    assert accepts(f"{call}\n{call}", **asked) is not is_single
+    wrong = (call.replace("look", "jump"), call.replace("1", "3"), "<tool_call>")
+    assert not any(accepts(text, **asked) for text in wrong)
 
 
 DEFINED = {"$defs": {"a": {"enum": ["p"]}}}
@@ -221,29 +237,14 @@ DEFINED = {"$defs": {"a": {"enum": ["p"]}}}
     ],
     ids=str,
 )
-def test_pointers_of_a_tools_parameters(parameters, good, bad, tokenizer):
+def test_pointers_of_a_tools_parameters(parameters, good, bad, accepts):
     """Two tools have definitions of one name."""
-    compiled = pytest.importorskip("hf_speculative.grammar.compiled").compiled
     other = {"type": "function", "function": {"name": "other", "parameters": {"$ref": "#/$defs/a", "$defs": {"a": {}}}}}
     tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
-    asked = protocol.Chat.model_validate({"messages": HELLO, "tools": [other, tool], "tool_choice": "required"})
-    grammar = compiled(tools.grammar_of(asked, False), tokenizer, 300, [tokenizer.eos_token_id])
-
-    def allowed(arguments):
-        matcher, text = grammar.matcher(), json.dumps({"name": "look", "arguments": arguments})
-        ids = tokenizer(text)["input_ids"]
-        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
-
-    assert allowed(good) and not allowed(bad)
-
-
-def test_a_prompt_of_another_kind_is_no_answer(client, tokenizer, monkeypatch):
-    monkeypatch.setattr(tokenizer, "chat_template", WITH_TOOLS + f"{{# {tools.OPEN} #}}")
-    content = "<|im_start|>assistant\nSECRET"
-    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 4}
-    answer = ask(client, "chat/completions", body, ChatCompletion)
-    plain = client.post("/v1/completions", json={"prompt": content, "max_tokens": 4}).json()
-    assert answer.choices[0].message.content == plain["choices"][0]["text"]
+    for arguments in (good, bad):
+        call = json.dumps({"name": "look", "arguments": arguments})
+        text = f"{tools.OPEN}\n{call}\n{tools.CLOSE}"
+        assert accepts(text, tools=[other, tool], tool_choice="required") is (arguments is good)
 
 
 def test_a_conversation_of_responses_becomes_messages():
@@ -309,21 +310,6 @@ def test_fields_of_vllm_that_say_where_an_answer_ends(name, client, target, toke
     body |= {"ignore_eos": True} if name == "ignore_eos" else {"min_tokens": at + 2}
     (choice,) = ask(client, "completions", body, Completion).choices
     assert choice.logprobs.tokens == [tokenizer.decode([token]) for token in expected]
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "settings"),
-    [
-        ("top_k", 3, {"top_k": 3}),
-        ("top_k", -1, {"top_k": 0}),
-        ("min_p", 0.9, {"min_p": 0.9}),
-        ("repetition_penalty", 3, {"repetition_penalty": 3.0}),
-    ],
-)
-def test_fields_of_vllm_that_change_a_distribution(field, value, settings, client, target, tokenizer, ids):
-    expected = tokenizer.decode(alone(target, ids, 5, do_sample=True, max_new_tokens=9, **settings))
-    body = {"prompt": "hello", "max_tokens": 9, "temperature": 1, "seed": 5, field: value, "skip_special_tokens": False}
-    assert ask(client, "completions", body, Completion).choices[0].text == expected
 
 
 def test_penalties_count_the_answer_alone(client, target, tokenizer, ids):
@@ -392,13 +378,6 @@ def test_clients_give_variables_of_the_template_alone(path, client, tokenizer, m
     assert count > client.post("/tokenize", json={"messages": HELLO}).json()["count"]
 
 
-def test_files_of_this_machine_are_no_images(target, tokenizer):
-    image = {"type": "image_url", "image_url": {"url": "/etc/passwd"}}
-    with TestClient(build_app(target, Processor(tokenizer), "tiny", None)) as client:
-        response = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": [image]}]})
-    assert response.status_code == 400 and "`data:` or `http" in response.text
-
-
 class Processor:
     """Of a model that reads images: what it makes of a message is more than ids."""
 
@@ -446,5 +425,8 @@ def test_images_go_through_generate(target, tokenizer, ids):
         assert content == [{"type": "text", "text": "what?"}, *[{"type": "image", "url": url}] * 2]
         response = client.post("/v1/chat/completions", json=body | {"logprobs": True})
         assert response.status_code == 400 and "`logprobs`" in response.text
+        of_a_file = [{"type": "image_url", "image_url": {"url": "/etc/passwd"}}]
+        response = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": of_a_file}]})
+        assert response.status_code == 400 and "`data:` or `http" in response.text
         body["messages"] = HELLO
         assert client.post("/v1/chat/completions", json=body).status_code == 200 and engine.num_prompt_tokens > 0

@@ -252,17 +252,11 @@ def test_what_is_over_is_forgotten(target, draft, monkeypatch):
         long.wait()
 
 
-def test_drafts_that_no_request_could_use(target):
-    """Refused at once: their passes would fail for all requests."""
+def test_what_no_request_could_use_is_refused_at_once(target):
+    """Drafts whose passes would fail for all requests, and limits that let nothing through."""
     bloom = BloomForCausalLM(BloomConfig(**tiny.COMMON, hidden_size=16, n_layer=1, n_head=2)).eval()
-    with (
-        pytest.raises(ValueError, match="requests come and go, and BloomForCausalLM"),
-        running(target, draft_model=bloom),
-    ):
-        pass
-
-
-@pytest.mark.parametrize("name", ["max_lanes", "max_waiting", "max_length"])
-def test_limits_that_let_nothing_through(name, target):
-    with pytest.raises(ValueError, match=name), running(target, **{name: -1}):
-        pass
+    refused = {name: {name: -1} for name in ("max_lanes", "max_waiting", "max_length")}
+    refused["requests come and go, and BloomForCausalLM"] = {"draft_model": bloom}
+    for words, settings in refused.items():
+        with pytest.raises(ValueError, match=words), running(target, **settings):
+            pass

@@ -44,10 +44,7 @@ def test_a_tag_in_a_thought_is_none():
     assert texts == {"content": "c", "reasoning_content": f"a {tools.OPEN} b"}
 
 
-BEGINS = {
-    "start_anchor_pattern": "<a(nswer)?>",
-    "fields": {"content": {"content": "text"}},
-}
+BEGINS = {"start_anchor_pattern": "<a(nswer)?>", "fields": {"content": {"content": "text"}}}
 
 
 @pytest.mark.parametrize(

@@ -103,14 +103,11 @@ class SpeculativeLM(HFLM):
             self.statistics += statistics
         if self.rank == 0:
             own = self.statistics
-            logger.info(
-                "%d tokens in %d target passes, %.1f %% of the draft tokens accepted, %.2f tokens a speculative step "
-                "(bonus token included)",
-                own.num_new_tokens,
-                own.num_target_forwards,
-                100 * own.draft_acceptance_rate,
-                own.mean_acceptance_length,
+            rates = (
+                f"{own.draft_acceptance_rate:.1%} of the draft tokens accepted, {own.mean_acceptance_length:.2f} tokens"
             )
+            passes = f"{own.num_new_tokens} tokens in {own.num_target_forwards} target passes"
+            logger.info("%s, %s a speculative step (bonus token included)", passes, rates)
         return texts
 
     def get_model_info(self) -> dict:

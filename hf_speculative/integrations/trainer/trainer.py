@@ -1,13 +1,11 @@
 """A Trainer whose evaluation generates with a draft."""
 
-import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
-from torch import Tensor
 from transformers import PreTrainedModel, Seq2SeqTrainer, trainer_seq2seq
 
 from ...call import checks
@@ -131,7 +129,9 @@ class SpeculativeTrainerMixin(_Trainer):
         labels = inputs.get("labels")
         given = self.generation_inputs(inputs)
         loss = None if labels is None else step(model, dict(inputs), True, ignore_keys=ignore_keys)[0]
-        tokens = self._generate(given, gen_kwargs)
+        fsdp: Any = getattr(trainer_seq2seq, "FullyShardedDataParallel", ())  # the first version, which gathers by hand
+        with fsdp.summon_full_params(self.model) if isinstance(self.model, fsdp) else nullcontext():
+            tokens = self.model.generate(**given, **gen_kwargs)
         if self.model.config.is_encoder_decoder:
             return loss, tokens, labels
         width = given["input_ids"].shape[1] if "input_ids" in given else 0
@@ -153,9 +153,7 @@ class SpeculativeTrainerMixin(_Trainer):
 
     def _generate_kwargs(self) -> dict[str, Any]:
         # A trainer of one's own may take keywords in `evaluate` that are not for `generate`: it says here which are.
-        given = self.generation_kwargs
-        if isinstance(self, Seq2SeqTrainer):
-            given = getattr(self, "_gen_kwargs", given)
+        given = getattr(self, "_gen_kwargs", self.generation_kwargs)
         kwargs = {n: v for n, v in given.items() if v is not None or n not in ("max_length", "num_beams")}
         length, beams = (getattr(self.args, f"generation_{name}", None) for name in ("max_length", "num_beams"))
         if length is not None and not kwargs.keys() & {"max_length", "max_new_tokens"}:
@@ -207,19 +205,6 @@ class SpeculativeTrainerMixin(_Trainer):
                 else:
                     for one in models:  # training needs the memory
                         pool.release(one)
-
-    @torch.no_grad()
-    def _generate(self, given: dict[str, Any], gen_kwargs: dict[str, Any]) -> Tensor:
-        """As `Seq2SeqTrainer` calls it, whose module also knows where these two questions are answered by now."""
-        synced = trainer_seq2seq.is_deepspeed_zero3_enabled() or trainer_seq2seq.is_fsdp_managed_module(self.model)
-        whole = contextlib.nullcontext()
-        if torch.distributed.is_available():
-            from torch.distributed.fsdp import FullyShardedDataParallel
-
-            if isinstance(self.model, FullyShardedDataParallel):
-                whole = FullyShardedDataParallel.summon_full_params(self.model)
-        with whole:
-            return self.model.generate(**given, **{"synced_gpus": synced} | gen_kwargs)
 
 
 class SpeculativeSeq2SeqTrainer(SpeculativeTrainerMixin, Seq2SeqTrainer):
