@@ -6,6 +6,7 @@ They help to plan a pair (docs/draft-length.md).
 """
 
 import math
+
 import torch
 from torch import Tensor
 

@@ -79,7 +79,7 @@ def compile_command(settings: Options) -> None:
             on_packed = f", {num_packed} linear layers packed" * bool(num_packed)
             line = f"{role}: {done}{states}{on_packed}: {', '.join(files)}"
             Console(highlight=False).print(Text(line), soft_wrap=True)
-    if as_json:
+    if settings.json:
         typer.echo(json.dumps(made))
 
 

@@ -143,7 +143,7 @@ class Served:
         if not isinstance(body, WithTools):
             return tools.PlainText()
         if tools.must_call(body):
-            return tools.Parsed(tools.HERMES, "", self._tools(body))
+            return tools.OneCall()
         if isinstance(grammar, dict):
             return tools.PlainText()
         template = getattr(self.tokenizer, "response_template", None)

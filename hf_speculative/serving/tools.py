@@ -49,7 +49,7 @@ def grammar_of(body: WithTools, has_tags: bool) -> Any:
     """The grammar of an answer with tools; `None`: any text.
 
     Args:
-        has_tags: the model's template writes calls between tags, so that it knows when to make one.
+        has_tags: the model's template writes calls between tags; otherwise a call is bare JSON.
 
     Raises:
         BadRequest: the chosen tool does not exist, or the template has no format for strict tools.
@@ -67,7 +67,9 @@ def grammar_of(body: WithTools, has_tags: bool) -> Any:
         begin = json.dumps(f'{{"name": {json.dumps(tool.name)}, "arguments": ')
         schema = (tool.parameters or {"type": "object"}) | {"x-guidance": COMPACT}
         rules += f'tool_{nth}: {begin} json_{nth} "}}"\njson_{nth}: %json {json.dumps(schema)}\n'
-    if not has_tags and not must_call(body):
+    if not has_tags:
+        if must_call(body):
+            return f"start: tool\n{rules}"
         raise BadRequest("`strict` tools need `tool_choice`: this model's template has no form for calls.", "tools")
     call = f'call: "\\n" tool "\\n{CLOSE}"\n{rules}'
     if must_call(body):
@@ -92,6 +94,24 @@ class PlainText:
 
     def end(self) -> list[tuple[str, Any]]:
         return []
+
+
+class OneCall(PlainText):
+    """Parse a text that a grammar made a call; a call that was cut off becomes content."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def feed(self, text: str) -> list[tuple[str, Any]]:
+        self.text += text
+        return []
+
+    def end(self) -> list[tuple[str, Any]]:
+        try:
+            found = json.loads(self.text.strip().removeprefix(OPEN).removesuffix(CLOSE))
+            return [("tool_calls", tool_call(found["name"], found["arguments"]))]
+        except (ValueError, KeyError, TypeError):
+            return super().feed(self.text)
 
 
 def begun(template: dict[str, Any], prompt: str) -> str:

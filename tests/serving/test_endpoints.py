@@ -243,8 +243,7 @@ def test_pointers_of_a_tools_parameters(parameters, good, bad, accepts):
     tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
     for arguments in (good, bad):
         call = json.dumps({"name": "look", "arguments": arguments})
-        text = f"{tools.OPEN}\n{call}\n{tools.CLOSE}"
-        assert accepts(text, tools=[other, tool], tool_choice="required") is (arguments is good)
+        assert accepts(call, tools=[other, tool], tool_choice="required") is (arguments is good)
 
 
 def test_a_conversation_of_responses_becomes_messages():
