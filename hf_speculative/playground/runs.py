@@ -1,7 +1,6 @@
 """Decode a prompt plainly and speculatively for the page."""
 
-import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,28 +9,25 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..call.configuration import SpeculativeConfig, as_keywords
+from ..call.configuration import as_keywords
 from ..call.option_table import DRAFTS
-from ..call.plain import NO_DRAFT
 from ..call.prompts import prompt_ids
 from ..call.statistics import Statistics
-from ..generation import generate_rounds
+from ..generation import generate, generate_rounds
 from ..grammar.call import with_grammar
 from ..grammar.processor import Walk
 from ..models.model_state import keeping
-from ..schedules import Constant
 from ..tokenizers import chat
 from ..tokenizers.pieces import Pieces
 from ..verification import RULES
 from .recording import Recorder, RoundRecord, WatchedLength
+from .turns import in_turns, stepwise
 
 #: what the page calls drafts of a model; other methods are named as in `draft_model="suffix"`
 DRAFT_MODEL = "draft model"
 #: how drafts are judged when sampling: the rules, and the target's own draws with the draft on the same noise
 REPRODUCIBLE = "reproducible"
 JUDGES = ("block", "token", "sampled", REPRODUCIBLE)
-#: rounds without a draft: the very tokens of plain `generate`
-PLAIN = NO_DRAFT | {"speculative_config": SpeculativeConfig(schedule=Constant(0), reproducible=True)}
 
 
 @dataclass(frozen=True)
@@ -201,7 +197,10 @@ def run(models: Models, settings: Settings, prompt: str, as_chat: bool = False) 
     keywords = {"input_ids": given, "attention_mask": torch.ones_like(given)} | settings.keywords(models)
     keywords |= chat.chat_keywords(target, tokenizer, raw)
     drafting, recorder = settings.drafting(models)
-    ways = [generate_rounds(target, **keywords, **options) for options in (PLAIN, drafting)]
+    ways = (
+        stepwise(generate, model=target, **keywords, draft_model=None),
+        generate_rounds(target, **keywords, **drafting),
+    )
     devices = range(torch.cuda.device_count()) if target.device.type == "cuda" else []
     decode = partial(tokenizer.decode, skip_special_tokens=as_chat)
     plain, own = (Column(Pieces(decode, before=ids)) for _ in ways)
@@ -211,34 +210,13 @@ def run(models: Models, settings: Settings, prompt: str, as_chat: bool = False) 
     shown = Run(settings, prompt, plain, own, recorder.rounds)
     with keeping(target, {}), torch.random.fork_rng(devices), closing(in_turns(ways)) as steps:
         torch.manual_seed(settings.seed)  # for plain decoding; the other way has a generator of its own
-        for number, seconds, (round, statistics) in steps:
+        for number, seconds, step in steps:
             if number == 0:
-                plain.add(round.tokens[0], seconds)
+                plain.add(step, seconds)
             else:
-                shown.statistics = statistics
+                round, shown.statistics = step
                 recorder.follow(round)
                 own.add(round.tokens[0], seconds, round.num_from_draft[0], len(recorder.rounds) - 1)
             yield shown
     shown.is_done = True
     yield shown
-
-
-def in_turns(runs: Sequence[Generator[Any, Any, Any]]) -> Generator[tuple[int, float, Any], None, None]:
-    """The steps of all runs, each with its run's number, and the seconds that the run's own steps took so far.
-
-    The next step is always made by the run that has had least time. Closing it early closes them.
-    """
-    seconds, running = [0.0] * len(runs), list(range(len(runs)))
-    try:
-        while running:
-            number = min(running, key=lambda n: seconds[n])
-            start = time.perf_counter()
-            step = next(runs[number], None)
-            seconds[number] += time.perf_counter() - start
-            if step is None:
-                running.remove(number)
-            else:
-                yield number, seconds[number], step
-    finally:
-        for run in runs:
-            run.close()
