@@ -24,14 +24,9 @@ class CardOptions:
         None, "README.md, or its folder, to write or edit. Default: print the card.", "--output", "-o"
     )
     push_to_hub: str | None = setting(None, "Edit the card of this Hub repository instead, in a commit.")
-    create_pr: bool = setting(False, "Push as a pull request instead.")
     draft_model: str | None = setting(None, "Which draft to use, if several were evaluated.")
     target_name: str | None = setting(None, "The target's name on the Hub, if evaluated from a folder.")
     draft_name: str | None = setting(None, "The draft's name on the Hub, if evaluated from a folder.")
-
-    def __post_init__(self):
-        if self.create_pr and self.push_to_hub is None:
-            raise ValueError("--create-pr has no effect without --push-to-hub.")
 
 
 @with_settings(CardOptions)
@@ -45,7 +40,7 @@ def card(settings: CardOptions) -> None:
 
     Two kinds of prompts, into the folder of the pair:  hf-speculative card code=humaneval.jsonl chat=mtbench.jsonl -o my-pair
 
-    On the Hub:  hf-speculative card results.jsonl --push-to-hub org/my-draft --create-pr
+    On the Hub:  hf-speculative card results.jsonl --push-to-hub org/my-draft
     """
     with ends_at_once():  # not above, since it imports torch: `--help` answers at once
         from . import card as cards
@@ -59,7 +54,6 @@ def card(settings: CardOptions) -> None:
         target_name=settings.target_name,
         draft_name=settings.draft_name,
         push_to_hub=push_to_hub,
-        create_pr=settings.create_pr,
     )
     if output is None and push_to_hub is None:
         print(text, end="")

@@ -189,13 +189,12 @@ def test_pushed_at_the_commit_that_was_read(code, tmp_path, monkeypatch):
     monkeypatch.setattr(card_module, "HfApi", api)
     api().model_info.return_value = SimpleNamespace(sha="abc")
     api().snapshot_download.return_value = tmp_path
-    text = hs.card(code, push_to_hub="org/pair", token="secret", create_pr=True)
+    text = hs.card(code, push_to_hub="org/pair", token="secret")
     api.assert_called_with(token="secret")
     api().snapshot_download.assert_called_once_with("org/pair", revision="abc", allow_patterns=["README.md", FILE_NAME])
     upload = api().upload_file.call_args.kwargs
     assert upload.pop("path_or_fileobj").decode() == text and upload.pop("commit_message")
-    where = {"path_in_repo": "README.md", "repo_id": "org/pair", "revision": None}
-    assert upload == where | {"parent_commit": "abc", "create_pr": True}
+    assert upload == {"path_in_repo": "README.md", "repo_id": "org/pair", "parent_commit": "abc"}
     assert text.startswith("---\nlicense: mit\n") and "# Theirs" in text
     assert "hf_speculative.from_pretrained('org/pair')" in text
     api().snapshot_download.return_value = tmp_path / "nothing there"

@@ -37,7 +37,6 @@ def test_what_commands_refuse(run, results, code, tmp_path):
     for args, message in (
         (("card", f"code={file}", results / "chat.jsonl"), "name the use case of every file"),
         (("card", f"a={file}", f"a={file}"), "two files for one use case"),
-        (("card", file, "--create-pr"), "--create-pr has no effect"),
         (("card", results / "nofile"), "nofile is not there: name one that `hf-speculative eval --results` wrote"),
         (("card", totals), "is not the file of an evaluation, which `--results` names: name another"),
         (("card", file, "-o", "/dev/null"), "/dev/null"),
