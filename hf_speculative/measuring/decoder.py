@@ -28,7 +28,6 @@ from ..generation import generate, generate_rounds
 from ..models import device_of
 from ..models.model_state import keeping
 from ..sampling.copying import clone
-from ..tokenizers.pieces import Pieces
 from ..types import Round
 from .calls import Decoded, all_rounds, peak_of, timed_generate
 from .drafts import NamedDraft
@@ -216,7 +215,7 @@ class Decoder:
 
     def _row(self, index: int, ids: list[int], acceptance_prob: list[float], counts: RowStatistics) -> Row:
         chances = [None if math.isnan(chance) else float(f"{chance:.4f}") for chance in acceptance_prob]
-        return Row(index, ids, self._text(ids), None, self._pieces(ids), chances, counts)
+        return Row(index, ids, self._text(ids), None, chances, counts)
 
     def _plain_row(self, index: int, ids: list[int], prompt: list[int]) -> Row:
         """A row up to its end token."""
@@ -226,11 +225,6 @@ class Decoder:
 
     def _text(self, ids: list[int]) -> str:
         return "" if self.tokenizer is None else self.tokenizer.decode(ids, skip_special_tokens=True)
-
-    def _pieces(self, ids: list[int]) -> list[str]:
-        """The text that each token adds; joined, the whole text."""
-        pieces = Pieces(self._text)
-        return [pieces.add(token, is_last=end == len(ids)) for end, token in enumerate(ids, start=1)]
 
 
 def _as_list(ids) -> list[int]:

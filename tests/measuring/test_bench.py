@@ -77,7 +77,7 @@ def test_the_command(tmp_path):
     assert [(cell["concurrency"], cell["setting"]) for cell in cells[::2]] == [(1, "plain"), (2, "plain")]
     assert cells[3]["num_identical"] == 2 and cells[3]["decoding"]["num_pairs"] == 2 and cells[3]["first_seconds"] > 0
     text = paths["a.html"].read_text(encoding="utf-8")
-    assert "Speedup by place" in text and not re.search(r"""(src|href)=["']http""", text)
+    assert "concurrency 2, Greedy decoding" in text and not re.search(r"""(src|href)=["']http""", text)
 
 
 def test_a_stopped_benchmark_keeps_what_was_measured(tmp_path, monkeypatch):

@@ -50,7 +50,7 @@ def test_which_tokens_were_drafted_and_with_what_chance(evaluate):
             if setting.is_plain:
                 assert row.statistics is None and row.acceptance_prob == []
                 continue
-            assert "".join(row.pieces) == row.text and len(row.pieces) == len(row.acceptance_prob) == len(row.new_ids)
+            assert len(row.acceptance_prob) == len(row.new_ids)
             drafted = [chance for chance in row.acceptance_prob if chance is not None]
             # A stop inside a block cuts an accepted token that counts as the round's own.
             assert len(drafted) - row.statistics.num_accepted_draft_tokens in (0, 1)

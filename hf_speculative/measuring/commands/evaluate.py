@@ -69,15 +69,14 @@ class Options:
         Path("eval.jsonl"), "File of results, one line for each call. The same command continues an existing file."
     )
     report: Path | None = setting(
-        None, "Write a report to this file: Markdown if it ends in .md, else one HTML page with bars and texts."
+        None, "Write a report to this file: Markdown if it ends in .md, else one HTML page with bars."
     )
     json_file: Path | None = setting(None, "Write all totals to this JSON file.", "--json")
-    csv_file: Path | None = setting(None, "Write a line for each prompt under each setting to this CSV file.", "--csv")
     glossary: bool = setting(False, "Say below the tables what the figures mean.")
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        check_outputs(results=self.results, report=self.report, json=self.json_file, csv=self.csv_file)
+        check_outputs(results=self.results, report=self.report, json=self.json_file)
         check_data("--dataset", self.dataset)
         check_models(model=self.model, draft_model=self.draft_model)
 
@@ -146,9 +145,6 @@ def eval_command(settings: Options, drafting: dict[str, Any]) -> None:
     err.print(Text(f"results: {results}"))
     if settings.json_file is not None:
         files.write(settings.json_file, json.dumps(evaluation.to_dict(), indent=1) + "\n")
-    if settings.csv_file is not None:
-        evaluation.to_csv(settings.csv_file, by="prompt")
-        err.print(Text(f"figures of each prompt: {settings.csv_file}"))
     if settings.report is not None:
         page.write_report(evaluation, settings.report)
         err.print(Text(f"report: {settings.report}"))

@@ -135,7 +135,7 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
     ending = "\n" if texts.is_chat else ""
     shows = not settings.json and (total <= FEW if settings.show_text is None else settings.show_text)
     streams = shows and batch_size == 1
-    if shows and out.is_terminal:
+    if streams and out.is_terminal:
         out.print(screen.MEANING)
     for number, prompt in enumerate(prompts if streams else ()):
         try:
@@ -162,8 +162,7 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
             found = {"prompt": prompts[index], "text": row.text, "identical": is_identical, "statistics": counts}
             print(json.dumps(found))
         elif shows and not streams:
-            from_draft = (chance is not None for chance in row.acceptance_prob)
-            screen.print_text(out, f"{prompts[index]}{ending}", zip(row.pieces, from_draft, strict=True))
+            screen.print_text(out, f"{prompts[index]}{ending}", [(row.text, False)])
     if is_stopped:
         err.print(f"\nstopped after {totals.num_prompts} of {total} prompts")
     if not settings.json:

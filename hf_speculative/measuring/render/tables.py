@@ -167,16 +167,6 @@ def figures(values: Mapping[str, Any], spread_name: str) -> dict[str, str]:
     }
 
 
-def speedup_by_place(found: Sequence[Section]) -> Table:
-    """The speedups of settings by place."""
-    lines: dict[str, dict[str, str]] = {}
-    for section in found:
-        for totals in section.totals:
-            if totals.speedup is not None:
-                lines.setdefault(totals.setting.label, {})[section.title] = str(totals.speedup)
-    return table_of((label, by_place, False, "") for label, by_place in lines.items())
-
-
 def times(speedup: float | None) -> str:
     """A speedup."""
     return "" if speedup is None else f"{speedup:.2f}x"
