@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative.models import probe, verified_types
+from hf_speculative.models import probe
 from tests.architectures.check import build
 from tests.support import tiny, tongues
 
@@ -61,14 +61,6 @@ def test_vocabularies(do_sample, strategy):
     found = hs.check(model, tiny.llama(vocab_size=len(theirs)), ours, theirs, do_sample=do_sample)
     assert found and found.vocabulary.strategy == strategy
     assert hs.check(model, model, ours, ours).vocabulary.strategy == "same"
-
-
-def test_who_takes_chains_only(monkeypatch):
-    assert hs.check(tiny.llama()).target.chains is None
-    assert "universal path" in hs.check(build("causal", "bloom")).target.chains
-    monkeypatch.setattr(verified_types, "TESTED_TYPES", frozenset())
-    monkeypatch.setattr(probe, "_deviation_of_trees", lambda model: 0.3)
-    assert "branches" in hs.check(tiny.llama()).target.chains
 
 
 def test_measuring_advises(target, twin):
