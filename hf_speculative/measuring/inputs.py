@@ -50,10 +50,6 @@ class Prompts:
                 found.append(waiting.pop(len(turns)))
         return [[list(turn) for turn in zip(*group, strict=True)] for group in (*found, *waiting.values())]
 
-    def batches(self, size: int) -> list[tuple[list[int], list[list[int]]]]:
-        """The first turns alone, by `size`: indices and ids."""
-        return [(first, [self.ids[index] for index in first]) for first, *_ in self.groups(size)]
-
     def ask(self, index: int, answers: Mapping[int, str]) -> None:
         """Make the ids of a later turn.
 

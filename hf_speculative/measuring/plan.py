@@ -163,21 +163,6 @@ def header_of(
     }
 
 
-def journal_of(
-    decoder: Decoder,
-    settings: list[Setting],
-    batch_size: int,
-    repeats: int = 1,
-    num_rows: int = 0,
-    name: str = "the prompts",
-    processes: Processes | None = None,
-) -> Journal:
-    """An empty journal for prompts that come from no data set."""
-    header = header_of(decoder, settings, batch_size, repeats, processes or Processes())
-    dataset = {"name": name, "config": None, "split": None, "limit": None}
-    return Journal(header | {"dataset": dataset, "num_rows": num_rows, "prompts": ""})
-
-
 def _described(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Keywords of `generate` ready for JSON; objects as their type and fingerprint."""
 

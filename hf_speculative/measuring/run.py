@@ -26,7 +26,7 @@ from .plan import Plan, header_of
 from .processes import Processes
 from .progress import Shown
 from .results import Evaluation
-from .rivals import Rival, check_rival
+from .rivals import Rival
 from .rows import Reader, read_rows
 from .runner import Runner
 from .settings import Setting, grid, with_baselines
@@ -153,8 +153,13 @@ def evaluate(
             raise ValueError(
                 f"the setting {setting.name!r} names no draft of this call: {', '.join(drafts) or 'none'}."
             )
-        if setting.rival is not None:
-            check_rival(setting.rival, others, batch_size)
+        if setting.rival is not None and setting.rival not in others:
+            raise ValueError(f"`rival={setting.rival!r}` names none of `rivals`: {', '.join(others) or 'none'}.")
+        most = None if setting.rival is None else others[setting.rival].max_batch_size
+        if most is not None and batch_size > most:
+            raise ValueError(
+                f"`batch_size={batch_size}`: {setting.rival} takes {most} at most; leave it out, or give that."
+            )
     ignored = [name for name in OF_SAMPLING if generate_kwargs.get(name) is not None]
     if ignored and not any(setting.temperature for setting in settings):
         raise ValueError(

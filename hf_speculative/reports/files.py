@@ -38,16 +38,6 @@ def check_output(option: str, path: str | Path, makes_folders: bool = False) -> 
             ) from error
 
 
-def check_folder(option: str, folder: Path) -> None:
-    """Whether files can be written into a folder, which is made where it is missing.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{option} {folder} is no folder: name one, or a new one.")
-
-
 def make_folder(option: str, folder: Path) -> None:
     """Make a folder, and those around it, where they are missing.
 

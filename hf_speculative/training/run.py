@@ -107,7 +107,7 @@ class Run:
     def begin(self, resume: bool) -> None:
         """Refuses what cannot work, before anything is computed."""
         path, shown = self.folder / FILE, f"`output={str(self.folder)!r}`"
-        files.check_folder("`output`", self.folder)
+        files.check_output("`output`:", path, makes_folders=True)
         if path.exists() and not resume:
             raise ValueError(f"{shown} holds a run already: go on with `resume=True`, or name another folder.")
         if resume and not path.exists() and not (self.folder / ANSWERS).exists():

@@ -71,7 +71,7 @@ def test_what_cannot_work_is_said_at_once(tmp_path, monkeypatch):
     assert result.exit_code == 2 and "--split is about --data: name a file" in result.stderr
     path = tmp_path / "file"
     path.write_text("")
-    assert "is no folder" in refused("--output", path)
+    assert f"there is no folder {path}" in refused("--output", path)
     assert not out.exists()
 
 
