@@ -59,7 +59,7 @@ def write(path: str | Path, content: str | bytes) -> None:
     """
     check_output("the file", path)
     place = Path(os.path.realpath(path))
-    beside = place.with_name(place.name + ".new")
+    beside = place.with_name(f"{place.name}.{os.getpid()}")  # another process may write the same file
     with named(path, "the file is left as it was"):
         try:
             beside.write_bytes(content.encode(errors=ERRORS) if isinstance(content, str) else content)
