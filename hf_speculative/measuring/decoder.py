@@ -219,15 +219,10 @@ class Decoder:
 
     def _plain_row(self, index: int, ids: list[int], prompt: list[int]) -> Row:
         """A row up to its end token."""
-        eos = _as_list(self._given("eos_token_id"))
-        ids = ids[: next((i + 1 for i, token in enumerate(ids) if token in eos), len(ids))]
+        eos = self._given("eos_token_id")
+        ends = {eos} if isinstance(eos, int) else {*(eos or ())}
+        ids = ids[: next((i + 1 for i, token in enumerate(ids) if token in ends), len(ids))]
         return Row(index, ids, self._text(ids), self._text(prompt))
 
     def _text(self, ids: list[int]) -> str:
         return "" if self.tokenizer is None else self.tokenizer.decode(ids, skip_special_tokens=True)
-
-
-def _as_list(ids) -> list[int]:
-    if ids is None:
-        return []
-    return list(ids) if isinstance(ids, (list, tuple)) else [int(ids)]
