@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call import checks
@@ -24,7 +25,6 @@ from .inputs import Prompts, Task, categories_of, prompts_of
 from .journal import BadRow
 from .plan import Plan, header_of
 from .processes import Processes
-from .progress import Shown
 from .results import Evaluation
 from .rivals import Rival
 from .rows import Reader, read_rows
@@ -111,7 +111,7 @@ def evaluate(
         seed: for sampling; each batch has its own, the same under every setting.
         results: a file with one JSON line for each call, written at once, by one evaluation at a time. The same call
             continues an existing file, after a kill or with further settings.
-        progress: show a bar, with the acceptance.
+        progress: show a bar.
         **generate_kwargs: lists of values for other keywords that ask for drafts, as `prompt_lookup_num_tokens=[10]`. All else
             that `generate` takes for each row: `top_p`, `stop_strings`, a processor.
 
@@ -226,9 +226,9 @@ def _run(
     mine = groups[processes.rank :: processes.count]
     repeats, deadline = plan.header["repeats"], math.inf if minutes is None else time.monotonic() + 60 * minutes
     total = sum(map(len, mine)) * len(plan.settings) * repeats
-    shown = Shown(progress and processes.rank == 0, total)
+    shown = tqdm(total=total, unit="call", disable=not progress or processes.rank > 0, dynamic_ncols=True)
     with journal.written_to(plan.path_of(processes)), shown:
-        runner = Runner(decoder, plan.settings, journal, repeats, skip_failing, shown.set_description, shown.count)
+        runner = Runner(decoder, plan.settings, journal, repeats, skip_failing, shown.set_description, shown.update)
         if skip_failing:
             runner.check()
         missing = [
