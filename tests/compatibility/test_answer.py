@@ -1,11 +1,13 @@
 """`hf_speculative.check`: which path, which vocabulary strategy, and the proof; and whether it is worth it."""
 
+import copy
 import json
 
 import pytest
 import torch
 
 import hf_speculative as hs
+from hf_speculative.compatibility.fit import made_for, notes_on
 from hf_speculative.models import probe
 from tests.architectures.check import build
 from tests.support import tiny, tongues
@@ -96,3 +98,15 @@ def test_what_cannot_be_measured_is_refused(target):
         hs.check(target, measure=True, prompts=[])
     with pytest.raises(ValueError, match=r"`input_features` was given"):
         hs.check(target, measure=True, input_features=torch.ones(1))
+
+
+def test_the_target_that_a_head_was_made_for():
+    target, draft = tiny.llama(), tiny.llama()
+    draft.config = copy.deepcopy(draft.config)
+    target.config.name_or_path = "Qwen/Qwen3-8B"
+    assert made_for(draft) is None and notes_on(target, draft) == ()
+    draft.config.speculators_config = {"verifier": {"name_or_path": "Qwen/Qwen3-4B"}}
+    (note,) = notes_on(target, draft)
+    assert "names Qwen/Qwen3-4B as the target it was made for, and this one is Qwen/Qwen3-8B" in note
+    draft.config.speculators_config = {"verifier": {"name_or_path": "/models/qwen3-8b"}}
+    assert notes_on(target, draft) == (), "a copy of it in a folder"

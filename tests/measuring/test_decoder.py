@@ -74,16 +74,6 @@ def test_encoder_decoder_models(tokenizer):
     assert found.position == 3 and found.logit_gap == pytest.approx(best - second, abs=1e-4)
 
 
-def test_stopped_rows_have_their_own_lengths(evaluate, tokenizer, model, small):
-    for options in ({"stop_strings": ["e"]}, {"eos_token_id": 5, "pad_token_id": 5}):
-        alone = evaluate(max_new_tokens=20, **options)
-        lengths = [len(row.new_ids) for row in alone.rows(alone.settings[0]).values()]
-        together = evaluate(max_new_tokens=20, batch_size=5, **options)
-        for setting in together.settings:
-            assert [len(row.new_ids) for row in together.rows(setting).values()] == lengths
-        assert together.totals(together.settings[1]).num_identical == 5
-
-
 class Counts(LogitsProcessor):
     """Remembers how often it was called."""
 

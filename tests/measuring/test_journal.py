@@ -56,10 +56,9 @@ def test_the_same_file_takes_further_settings_but_not_another_evaluation(evaluat
             evaluate(results=path, **changed)
     with pytest.raises(ValueError, match="holds another evaluation, of other prompts: name"):
         evaluate(results=path, limit=4)
-    for content in (b"{}\n", b"\xff\n"):
-        (tmp_path / "other.jsonl").write_bytes(content)
-        with pytest.raises(ValueError, match="not the file of an evaluation"):
-            evaluate(results=tmp_path / "other.jsonl")
+    (tmp_path / "other.jsonl").write_bytes(b"\xff\n")
+    with pytest.raises(ValueError, match="not the file of an evaluation"):
+        evaluate(results=tmp_path / "other.jsonl")
     (tmp_path / "empty.jsonl").touch()  # as mktemp does
     assert evaluate(results=tmp_path / "empty.jsonl").is_complete
 

@@ -17,12 +17,8 @@ from hf_speculative.measuring.render import suites as tables
 from hf_speculative.measuring.suites import MASKED, SUITES, questions
 from hf_speculative.training.prompts import read_data
 from tests.support import site_hooks
-from tests.support.evaluations import counts, kill_after
+from tests.support.evaluations import TEMPLATE, counts, kill_after
 
-TEMPLATE = (
-    "{% for message in messages %}# {{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}def {% endif %}"
-)
 #: a row of each suite as its file has it, and what the user says
 ROWS = {
     "speed-bench/throughput_1k": (
