@@ -76,7 +76,7 @@ def card(
         short = _short(draft_name)
         title = f"{title} with the draft {short}" if repo is not None else f"{short}, a draft for {title}"
     best = max(figures, key=speedup_of).setting
-    code = usage(target_name, draft_name, repo, bool(header.get("is_chat")), best)
+    code = usage(target_name, bool(header.get("is_chat")), draft_name, repo, best if draft_name is None else None)
     body = render("card.md", target=target_name, draft=draft_name, usage=code, **shown(found, draft))
 
     def metadata(existing: dict[str, Any]) -> dict[str, Any]:

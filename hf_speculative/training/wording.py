@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from ..command.arguments import Reading
-from ..hub.card_text import pipeline_lines
+from ..hub import card_text
 from ..measuring import plan
 from ..measuring.render.tables import DASH, Line, Table
 from ..reports.formats import number, percent, plural
@@ -124,4 +124,4 @@ def usage(result: Trained) -> str:
     """Lines to paste. A folder of this machine is named without those around it, which others do not have."""
     names = (result.target, result.folder)
     target, folder = (short(name) if Path(name).is_absolute() else str(name) for name in names)
-    return pipeline_lines(target, folder, bool(result.data.get("is_chat")))
+    return card_text.usage(target, bool(result.data.get("is_chat")), folder)

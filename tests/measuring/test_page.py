@@ -172,9 +172,7 @@ def test_the_page_asks_for_nothing_and_its_json_is_json(tmp_path):
     page.write({"": hostile()}, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "default-src 'none'" in text and "<script" not in text
-    assert not re.search(
-        r"""(src|href|url\()\s*=?\s*["'(]?\s*(https?:)?//""", text.replace(html.escape(HOSTILE[0]), "")
-    )
+    assert not re.search(r"""(src|href|url\()\s*=?\s*["'(]?\s*(https?:)?//""", text)
     (data,) = re.findall(r"<pre[^>]*>(.*?)</pre>", text, re.DOTALL)
     (values,) = json.loads(html.unescape(data), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert values["target"].startswith("/very") and len(values["totals"]) == len(hostile().settings)
