@@ -81,8 +81,7 @@ def _example_inputs(model: PreTrainedModel, argument: str, example: dict[str, An
         return prepared_inputs(model, example)
     if model.main_input_name != "input_ids":
         raise ValueError(
-            f"`{argument}`: {type(model).__name__} reads `{model.main_input_name}`: pass an example, as in "
-            f"check(..., {model.main_input_name}=...)."
+            f"`{argument}`: {type(model).__name__} reads `{model.main_input_name}`: pass an example of it."
         )
     config = model.config.get_text_config(decoder=not model.config.is_encoder_decoder)
     ids = torch.randint(config.vocab_size, (2, 8), generator=torch.Generator().manual_seed(0)).to(model.device)
@@ -96,9 +95,7 @@ def notes_on(target: PreTrainedModel, draft: PreTrainedModel) -> tuple[str, ...]
     wanted, name = made_for(draft), target.config.name_or_path
     if not wanted or not name or PurePath(wanted).name.lower() == PurePath(name).name.lower():
         return ()
-    return (
-        f"the draft names {wanted} as the target it was made for, and this one is {name}: give that target, or its own draft",
-    )
+    return (f"the draft names {wanted} as the target it was made for, and this one is {name}: give that one",)
 
 
 def made_for(draft: PreTrainedModel) -> str | None:

@@ -15,13 +15,10 @@ class CardOptions:
     """Options of `card`."""
 
     results: list[str] = setting(
-        ...,
-        "Results files of `hf-speculative eval`; `chat=file.jsonl` names the use case.",
-        metavar="RESULTS...",
-        is_argument=True,
+        ..., "Results of `eval`; `chat=file.jsonl` names the use case.", metavar="RESULTS...", is_argument=True
     )
     output: Path | None = setting(
-        None, "README.md, or its folder, to write or edit. Default: print the card.", "--output", "-o"
+        None, "README.md, or its folder, to write or edit. Default: print it.", "--output", "-o"
     )
     push_to_hub: str | None = setting(None, "Edit the card of this Hub repository instead, in a commit.")
     draft_model: str | None = setting(None, "Which draft to use, if several were evaluated.")
@@ -73,9 +70,7 @@ class ExportOptions:
 
     head: str = setting(..., "The draft head: a Hub name or a folder.", is_argument=True)
     folder: Path = setting(..., "The folder to write to.", is_argument=True)
-    layout: str = setting(
-        "speculators", "speculators, which vLLM reads, eagle, which SGLang reads, or z-lab, of DFlash heads."
-    )
+    layout: str = setting("speculators", "speculators for vLLM, eagle for SGLang, or z-lab for DFlash heads.")
     target_name: str | None = setting(
         None,
         "The target's name on the Hub or its folder, written into speculators' config: vllm serve FOLDER loads it from there. "

@@ -61,10 +61,7 @@ class Plan:
             except OSError as error:
                 refused.append(f"it cannot be locked, {error}")
         for reason in processes.gather(refused):
-            raise ValueError(
-                f"`results={str(self.path)!r}`: {reason}. Wait until it is done, then run the same call to continue, or name "
-                "another file."
-            )
+            raise ValueError(f"`results={str(self.path)!r}`: {reason}. Wait, then call again, or name another file.")
         try:
             yield
         finally:
@@ -124,9 +121,7 @@ class Plan:
                 key = next(key for key in before | now if before.get(key) != now.get(key))
                 name, before, now = f"{name}.{key}", before.get(key), now.get(key)
             which = f"of other {name}" if name in DIGESTS else f"whose {name} is {before!r} and not {now!r}"
-            raise ValueError(
-                f"`results={str(self.path)!r}` holds another evaluation, {which}: name another file, or delete this one."
-            )
+            raise ValueError(f"`results={str(self.path)!r}` holds another evaluation, {which}: name another file.")
         for name in sorted({values.get("draft_model") for values in theirs["settings"]} & ours["drafts"].keys()):
             before, source = theirs["drafts"].get(name), ours["drafts"][name]
             if before != source or theirs["draft_weights"][name] != ours["draft_weights"][name]:

@@ -150,16 +150,12 @@ def evaluate(
     settings = with_baselines(settings)
     for setting in settings:
         if setting.draft is not None and setting.draft not in drafts:
-            raise ValueError(
-                f"the setting {setting.name!r} names no draft of this call: {', '.join(drafts) or 'none'}."
-            )
+            raise ValueError(f"setting {setting.name!r} names no draft of this call: {', '.join(drafts) or 'none'}.")
         if setting.rival is not None and setting.rival not in others:
             raise ValueError(f"`rival={setting.rival!r}` names none of `rivals`: {', '.join(others) or 'none'}.")
         most = None if setting.rival is None else others[setting.rival].max_batch_size
         if most is not None and batch_size > most:
-            raise ValueError(
-                f"`batch_size={batch_size}`: {setting.rival} takes {most} at most; leave it out, or give that."
-            )
+            raise ValueError(f"`batch_size={batch_size}`: {setting.rival} takes {most} at most: give that.")
     ignored = [name for name in OF_SAMPLING if generate_kwargs.get(name) is not None]
     if ignored and not any(setting.temperature for setting in settings):
         raise ValueError(
@@ -277,9 +273,6 @@ def _scored(task: Task, evaluation: Evaluation) -> dict[str, dict[str, float | N
 
 
 def _dataset(dataset, split: str | None, config: str | None, limit: int | None) -> dict[str, Any]:
-    name = (
-        str(dataset)
-        if isinstance(dataset, (str, Path))
-        else getattr(dataset, "info", None) and dataset.info.dataset_name
-    )
+    named = getattr(getattr(dataset, "info", None), "dataset_name", None)
+    name = str(dataset) if isinstance(dataset, (str, Path)) else named
     return {"name": name or "rows", "config": config, "split": split, "limit": limit}

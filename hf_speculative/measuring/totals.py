@@ -88,13 +88,9 @@ class Totals:
     def to_row(self) -> dict[str, Any]:
         """The same in one level: lists are left out, counts and scores stand beside the others."""
         values = self.to_dict()
-        counts, scores, spread = (
-            values.pop("statistics") or {},
-            values.pop("scores"),
-            values.pop("speedup_interval", None),
-        )
+        counts, scores = values.pop("statistics") or {}, values.pop("scores")
         decoding, over = values.pop("decoding") or {}, values.pop("over")
-        values["speedup_low"], values["speedup_high"] = spread or (None, None)
+        values["speedup_low"], values["speedup_high"] = values.pop("speedup_interval", None) or (None, None)
         values["decoding_speedup"] = decoding.get("median")
         values |= {f"speedup_over_{name}": found["median"] for name, found in over.items()}
         values |= {name: count for name, count in counts.items() if isinstance(count, (int, float, type(None)))}

@@ -33,9 +33,7 @@ def check_output(option: str, path: str | Path, makes_folders: bool = False) -> 
             with TemporaryFile(dir=path.parent):
                 pass
         except OSError as error:
-            raise ValueError(
-                f"{option} {path}: no file can be written there ({error.strerror}): name another."
-            ) from error
+            raise ValueError(f"{option} {path} cannot be written ({error.strerror}): name another.") from error
 
 
 def make_folder(option: str, folder: Path) -> None:

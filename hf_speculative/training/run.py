@@ -111,9 +111,7 @@ class Run:
         if path.exists() and not resume:
             raise ValueError(f"{shown} holds a run already: go on with `resume=True`, or name another folder.")
         if resume and not path.exists() and not (self.folder / ANSWERS).exists():
-            raise ValueError(
-                f"{shown} holds no run to go on with: name its folder, or begin one without `resume=True`."
-            )
+            raise ValueError(f"{shown} holds no run to go on with: name its folder, or begin one without `resume`.")
         self.before = Trained.read(self.folder) if path.exists() else None
         if self.before is not None:
             self.before.check(self.settings.to_dict())

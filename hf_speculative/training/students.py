@@ -40,7 +40,7 @@ def check(settings: Settings, target: PreTrainedModel, tokenizer: PreTrainedToke
         Teacher(target, student.hidden_layers)
     elif auto_class_for(settings.value) and tokenizer_of_draft(settings.value, tokenizer) is not None:
         raise ValueError(
-            f"`head={settings.head!r}`: its tokenizer is not the target's: give a model with that, or `head='layers:N'`."
+            f"`head={settings.head!r}`: its tokenizer is not the target's: give another, or `head='layers:N'`."
         )
 
 

@@ -129,9 +129,7 @@ def show(console: Console, stage: Stage, num_tokens: int = NUM_TOKENS, repeats: 
         options = {"max_new_tokens": num_tokens, **scene.kwargs}
         texts = Texts(stage.target, drafts, stage.tokenizer, scene.setting, **options)
         # few frames: they take time from what is measured
-        waiting = console.status(
-            f"text {number} of {len(stage.scenes)}: decoding both ways in turn", refresh_per_second=2
-        )
+        waiting = console.status(f"text {number} of {len(stage.scenes)}: decoding both ways", refresh_per_second=2)
         with waiting if _is_watched(console) else nullcontext():
             plain, ours = texts.timelines(scene.prompt)
             evaluation = evaluate(

@@ -40,9 +40,7 @@ LENGTHS = f"Several with commas; {ADAPTIVE}: chosen each round, by measured cost
 class Options:
     """Options of the command."""
 
-    dataset: str = setting(
-        ..., "A file (.jsonl, .txt, also .gz; .json, .csv, .tsv, .parquet), a folder, or a name on the Hub."
-    )
+    dataset: str = setting(..., "A file (.jsonl, .txt, .json, .csv, .tsv, .parquet), a folder, or a name on the Hub.")
     model: str | None = target_option("Target", is_argument=False)
     draft_model: list[str] | None = option("draft_model", also="Repeat the option for several to compare.")
     reading: Reading = field(default_factory=Reading)
@@ -50,27 +48,16 @@ class Options:
     prompt_lookup: str | None = option("prompt_lookup_num_tokens", "--prompt-lookup", also="Several with commas.")
     temperature: str = setting("0", "Temperatures, separated by commas; 0 is greedy decoding.")
     top_k: int | None = setting(None, "Sample only among the k likeliest tokens; 0 is off.", least=0)
-    top_p: float | None = setting(
-        None,
-        "Sample only among the likeliest tokens whose probabilities add up to this; 1 is off.",
-        least=0.0,
-        most=1.0,
-    )
+    top_p: float | None = setting(None, "Sample the likeliest tokens, up to this sum; 1 is off.", least=0.0, most=1.0)
     max_new_tokens: int = setting(128, "The most tokens to generate for each prompt.", least=1)
     stop: list[str] | None = setting(None, "A text that ends a completion. Repeat the option for several.")
     grammar: str | None = setting(None, GRAMMAR)
     batch_size: int = setting(1, "Prompts decoded together.", least=1)
     seed: int = setting(0, "Random seed for sampling, the same for every setting.")
     score: str | None = setting(None, "A task score: exact_match, or your own as module:function.")
-    references: str | None = setting(
-        None, "What the score compares texts with: a column, or a Jinja template over the columns."
-    )
-    results: Path = setting(
-        Path("eval.jsonl"), "File of results, one line for each call. The same command continues an existing file."
-    )
-    report: Path | None = setting(
-        None, "Write a report to this file: Markdown if it ends in .md, else one HTML page with bars."
-    )
+    references: str | None = setting(None, "What the score compares with: a column, or a Jinja template.")
+    results: Path = setting(Path("eval.jsonl"), "File of results, a line a call. The same command continues it.")
+    report: Path | None = setting(None, "Write a report to this file: Markdown if it ends in .md, else an HTML page.")
     json_file: Path | None = setting(None, "Write all totals to this JSON file.", "--json")
     glossary: bool = setting(False, "Say below the tables what the figures mean.")
     machine: Machine = field(default_factory=Machine)

@@ -38,23 +38,15 @@ ENOUGH = 3
 class Options:
     """Options of the command."""
 
-    prompt: list[str] | None = setting(
-        None,
-        "Prompts: texts to continue. Without any, there is one on standard input; eval reads files.",
-        is_argument=True,
-    )
+    prompt: list[str] | None = setting(None, "Texts to continue. Default: standard input.", is_argument=True)
     demo: bool = setting(False, "Show three answers of a chat model, plain and speculative side by side.")
     model: str | None = target_option("Target, the model whose text you want", is_argument=False)
     draft_model: str | None = option("draft_model", also="A Hub name or folder.")
     num_draft_tokens: int | None = option("num_draft_tokens")
     max_new_tokens: int = setting(96, "How many tokens to generate for each prompt, at most.", least=1)
-    temperature: float = setting(
-        0.0, "0 always takes the likeliest token (greedy decoding); above 0, tokens are sampled.", least=0.0
-    )
+    temperature: float = setting(0.0, "0 takes the likeliest token (greedy); above 0, tokens are sampled.", least=0.0)
     top_k: int = setting(0, "Sample only among the k likeliest tokens; 0 is off.", least=0)
-    top_p: float = setting(
-        1.0, "Sample only among the likeliest tokens whose probabilities add up to this; 1 is off.", least=0.0, most=1.0
-    )
+    top_p: float = setting(1.0, "Sample the likeliest tokens, up to this sum; 1 is off.", least=0.0, most=1.0)
     grammar: str | None = setting(None, GRAMMAR)
     seed: int = setting(0, "Random seed for sampling: the same seed gives the same texts again.")
     batch_size: int = setting(1, "How many prompts are decoded together.", least=1)

@@ -103,9 +103,7 @@ class Section:
             found += [f"{of_setting.setting.label}: slower than {name}." for name in lost]
         if short := [t for t in self.totals if t.is_too_short and t.num_new_tokens]:
             fewest, most = self.evaluation.header["fewest_tokens"], max(t.num_new_tokens for t in short)
-            found.append(
-                f"{DASH}: a figure needs {fewest} new tokens or more, and {most} are all there are: decode more."
-            )
+            found.append(f"{DASH}: a figure needs {fewest} new tokens or more, and there are {most}: decode more.")
         failures = {failure.setting: failure.message for failure in self.evaluation.failures}
         failed = (t.setting for t in self.totals if t.setting.name in failures)
         return [*found, *(f"{s.label}: could not be measured. {failures[s.name]}" for s in failed)]
