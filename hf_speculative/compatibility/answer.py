@@ -115,9 +115,7 @@ def check(
         if not batch_sizes or not all(isinstance(size, int) and size >= 1 for size in batch_sizes):
             raise ValueError(f"`batch_sizes={batch_sizes!r}`: give one or more whole numbers, each 1 or more.")
         if example:
-            raise ValueError(
-                f"`measure=True` tries token ids alone, and `{next(iter(example))}` was given: leave one out."
-            )
+            raise ValueError(f"`measure=True` tries token ids alone, and `{next(iter(example))}` was given: drop one.")
         tokenizer = tokenizer if tokenizer is not None else tokenizer_beside(target)
         if draft_tokenizer is None and tokenizer is not None:
             draft_tokenizer = tokenizer_beside(draft)
@@ -215,7 +213,7 @@ def ids_of_prompts(
     if prompts is None:
         if tokenizer is None:
             raise ValueError(
-                "`measure=True` writes texts, and no tokenizer is known: give `tokenizer=`, or `prompts=` of ids."
+                "`measure=True` writes texts without a known tokenizer: give `tokenizer=`, or `prompts=` of ids."
             )
         prompts = built_in_prompts(speaks_chat(tokenizer) and not raw)
     check_prompts(prompts)

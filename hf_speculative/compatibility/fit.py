@@ -80,9 +80,7 @@ def _example_inputs(model: PreTrainedModel, argument: str, example: dict[str, An
     if example:
         return prepared_inputs(model, example)
     if model.main_input_name != "input_ids":
-        raise ValueError(
-            f"`{argument}`: {type(model).__name__} reads `{model.main_input_name}`: pass an example of it."
-        )
+        raise ValueError(f"`{argument}`: {type(model).__name__} reads `{model.main_input_name}`: pass an example.")
     config = model.config.get_text_config(decoder=not model.config.is_encoder_decoder)
     ids = torch.randint(config.vocab_size, (2, 8), generator=torch.Generator().manual_seed(0)).to(model.device)
     if model.config.is_encoder_decoder:

@@ -17,9 +17,7 @@ class CardOptions:
     results: list[str] = setting(
         ..., "Results of `eval`; `chat=file.jsonl` names the use case.", metavar="RESULTS...", is_argument=True
     )
-    output: Path | None = setting(
-        None, "README.md, or its folder, to write or edit. Default: print it.", "--output", "-o"
-    )
+    output: Path | None = setting(None, "README.md to write or edit, or its folder. Default: print.", "--output", "-o")
     push_to_hub: str | None = setting(None, "Edit the card of this Hub repository instead, in a commit.")
     draft_model: str | None = setting(None, "Which draft to use, if several were evaluated.")
     target_name: str | None = setting(None, "The target's name on the Hub, if evaluated from a folder.")

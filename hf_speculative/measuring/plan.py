@@ -22,13 +22,9 @@ from .results import Evaluation
 from .settings import Setting, with_baselines
 from .totals import FEWEST_TOKENS
 
-#: fields of the header that have to be equal for a file to be continued
-FIXED = (
-    *("target", "dtype", "weights", "prompts", "batch_size", "repeats", "seed", "generate", "generation_config"),
-    "optimize",
-)
-#: those that messages do not print
+#: fields of the header that have to be equal for a file to be continued; messages do not print the digests
 DIGESTS = ("weights", "prompts")
+FIXED = (*DIGESTS, "target", "dtype", "batch_size", "repeats", "seed", "generate", "generation_config", "optimize")
 
 
 @dataclass

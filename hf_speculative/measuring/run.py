@@ -158,10 +158,7 @@ def evaluate(
             raise ValueError(f"`batch_size={batch_size}`: {setting.rival} takes {most} at most: give that.")
     ignored = [name for name in OF_SAMPLING if generate_kwargs.get(name) is not None]
     if ignored and not any(setting.temperature for setting in settings):
-        raise ValueError(
-            f"`{ignored[0]}={generate_kwargs[ignored[0]]!r}` has no effect on greedy decoding: give a temperature above 0, or "
-            "leave it out."
-        )
+        raise ValueError(f"`{ignored[0]}={generate_kwargs[ignored[0]]!r}` has no effect on greedy decoding: sample.")
     kwargs = chat_keywords(model, tokenizer, raw) | generate_kwargs | {"max_new_tokens": max_new_tokens}
     kwargs = settings_of_rows(model, tokenizer, kwargs)
     decoder = Decoder(model, tokenizer, drafts, kwargs, seed, others, forgets=repeats > 1)
@@ -227,9 +224,8 @@ def _run(
         runner = Runner(decoder, plan.settings, journal, repeats, skip_failing, shown.set_description, shown.update)
         if skip_failing:
             runner.check()
-        missing = [
-            (turns[0][1], calls) for turns in mine if (calls := [c for turn in turns for c in runner.missing(*turn)])
-        ]
+        calls_of = ((turns[0][1], [c for turn in turns for c in runner.missing(*turn)]) for turns in mine)
+        missing = [(first, calls) for first, calls in calls_of if calls]
         shown.n = shown.initial = total - sum(len(calls) for _, calls in missing)
         warming = [[prompts.ids[index] for index in first] for first, _ in (*missing[:2], *missing[2:][-1:])]
         for setting in dict.fromkeys(setting for _, calls in missing for setting, _ in calls):

@@ -63,7 +63,7 @@ def read_answers(path: Path, header: dict[str, Any]) -> Answers:
     for name, value in header.items():
         if theirs[name] != value:
             raise ValueError(
-                f"{path} is of another run, whose {name} is {theirs[name]!r}, not {value!r}: name another."
+                f"{path} holds answers of another run, whose {name} is {theirs[name]!r} and not {value!r}: name another folder."
             )
     return found
 

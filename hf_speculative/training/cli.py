@@ -28,9 +28,7 @@ class Options:
         "--dataset",
     )
     output: Path = setting(Path("draft"), "Folder of the draft, its card and all that a stopped run goes on from.")
-    resume: bool = setting(
-        False, "Go on with the run in the output folder; with more --steps or --minutes, for longer."
-    )
+    resume: bool = setting(False, "Go on with the run in the output folder; with more --steps or --minutes, longer.")
     reading: Reading = field(default_factory=Reading)
     answers: str | None = setting(None, "A column with the target's own answers. Default: it answers now.", panel=DATA)
     store: Path | None = setting(None, "Folder for what the target makes of each text, computed once.", panel=HOW)

@@ -274,9 +274,8 @@ class Run:
 
     def _trainer(self, num_steps: int, every: int, is_new: bool = True) -> DraftTrainer:
         settings, collator = self.settings, self.collator
-        chosen = defaults(
-            settings, self.folder / CHECKPOINTS, num_steps, every, self.target.device.type, self.processes.count
-        )
+        num, device = self.processes.count, self.target.device.type
+        chosen = defaults(settings, self.folder / CHECKPOINTS, num_steps, every, device, num)
         trainer = DraftTrainer(
             self.student,
             self.teacher,

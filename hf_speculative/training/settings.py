@@ -42,9 +42,7 @@ class Settings:
     )
     use: SamplingParams = field(default_factory=SamplingParams)
     steps: int | None = setting(None, "Steps of the optimizer.", least=1)
-    minutes: float | None = setting(
-        None, f"Of the whole run, answers included. Default: {MINUTES:g}, without steps.", above=0
-    )
+    minutes: float | None = setting(None, f"Time, answers included. Default: {MINUTES:g}, without steps.", above=0)
     num_prompts: int = setting(512, "Prompts that the target writes itself, without data.", least=2, panel=WHERE)
     held_out: int = setting(16, "Prompts to measure on, which are not learned from.", least=1, panel=WHERE)
     max_new_tokens: int = setting(256, "The most tokens of an answer.", least=1, panel=WHERE)
@@ -60,9 +58,7 @@ class Settings:
     batch_size: int = setting(8, "Texts in a step, of all processes together.", least=1, panel=HOW)
     accumulate: int = setting(1, "Split each step into this many passes, to save memory.", least=1, panel=HOW)
     max_length: int = setting(2048, "Tokens of a text; the rest is cut off.", least=2, panel=HOW)
-    num_evaluations: int = setting(
-        8, "Measurements of acceptance, each a checkpoint.", "--evaluations", least=1, panel=HOW
-    )
+    num_evaluations: int = setting(8, "Measurements, each with a checkpoint.", "--evaluations", least=1, panel=HOW)
     num_draft_tokens: int | None = setting(
         None,
         "Draft tokens in a round of those measurements, and in the block of dflash and jetspec. Default: 7 for these, else 5.",

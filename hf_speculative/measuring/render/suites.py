@@ -110,13 +110,11 @@ def tables(run: Run) -> dict[str, Table]:
     """By title: a line for each setting in each cell, its acceptance by position, and its categories."""
     cells, spread_name = run["cells"], run.get("spread", INTERVAL)
     rates = [(cell, (cell["statistics"] or {}).get("per_position_acceptance_rate") or []) for cell in cells]
-    by_position = [
-        (cell, {str(n): percent(rate) for n, rate in enumerate(known, start=1)}) for cell, known in rates if known
-    ]
+    shares = [(cell, {str(n): percent(rate) for n, rate in enumerate(known, start=1)}) for cell, known in rates]
     categories = [(cell, name, one) for cell in cells for name, one in cell["categories"].items()]
     found = {
         "": Table([_line(cell, figures(cell, spread_name)) for cell in cells]),
-        "Acceptance by position": Table([_line(cell, known) for cell, known in by_position]),
+        "Acceptance by position": Table([_line(cell, known) for cell, known in shares if known]),
         "By category": Table([_line(cell, figures(one, spread_name), f": {name}") for cell, name, one in categories]),
     }
     return {title: table for title, table in found.items() if table.lines}
