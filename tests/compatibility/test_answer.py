@@ -78,9 +78,8 @@ def test_measuring_advises(target, twin):
 
 
 def test_a_draft_that_does_not_fit_is_left_out_of_the_advice(target):
-    found = hs.check(
-        target, tiny.llama(vocab_size=5000), measure=True, prompts=[[5, 6]], batch_sizes=[1], seconds=1, progress=False
-    )
+    how = {"measure": True, "prompts": [[5, 6]], "batch_sizes": [1], "seconds": 1, "progress": False}
+    found = hs.check(target, tiny.llama(vocab_size=5000), **how)
     assert not found and "5000 entries" in found.reason
     drafts = {setting.draft for setting in found.advice.evaluations[1].settings}
     assert drafts == {None}

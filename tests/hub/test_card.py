@@ -33,11 +33,8 @@ def table(text, heading):
 def test_what_was_measured_by_use_case_and_temperature(code, chat, monkeypatch):
     monkeypatch.setitem(code.environment, "command", "hf-speculative eval --dataset /home/me/x.jsonl --stop 'a b'")
     text = hs.card({"code": code, "chat": chat})
-    assert re.findall("^### (.*)", text, re.M)[1:-1] == [
-        "code, Greedy decoding",
-        "code, Sampling at T=0.8",
-        "chat, Greedy decoding",
-    ]
+    titles = ["code, Greedy decoding", "code, Sampling at T=0.8", "chat, Greedy decoding"]
+    assert re.findall("^### (.*)", text, re.M)[1:-1] == titles
     names, *rows = table(text, "### code, Greedy decoding")
     totals = code.totals(hs.Setting(draft_model="draft", num_draft_tokens=4))
     row = dict(zip(names, next(row for row in rows if row[0] == "draft, 4 tokens"), strict=True))

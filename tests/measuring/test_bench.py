@@ -45,11 +45,8 @@ def test_all_methods_at_each_place(measured):
         size = evaluation.header["batch_size"]
         expected = labels if size == 1 else [labels[0], *labels[2:]]
         assert [setting.label for setting in evaluation.settings] == expected, "assisted takes one row only"
-        assert (
-            evaluation.is_complete
-            and not evaluation.differences
-            and len(evaluation.rows(evaluation.settings[0])) == size
-        )
+        assert evaluation.is_complete and not evaluation.differences
+        assert len(evaluation.rows(evaluation.settings[0])) == size
         for setting in evaluation.settings:
             assert {len(row.new_ids) for row in evaluation.rows(setting).values()} == {8}
             assert evaluation.totals(setting).num_identical in (None, size)

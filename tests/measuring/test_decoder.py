@@ -18,16 +18,13 @@ def test_where_and_how_closely_texts_differ(model, tokenizer):
     ids = model.generate(torch.tensor([prompt]), **kwargs, do_sample=False)[0, len(prompt) :].tolist()
     one = decoder.Decoder(model, tokenizer, {}, kwargs, seed=0)
     changed = [*ids[:4], (ids[4] + 1) % 4000, 9]
-    found = one.difference(
-        Setting(draft_model="draft", num_draft_tokens=2), prompt, Row(3, ids, ""), Row(3, changed, "")
-    )
+    setting = Setting(draft_model="draft", num_draft_tokens=2)
+    found = one.difference(setting, prompt, Row(3, ids, ""), Row(3, changed, ""))
     with torch.no_grad():
         best, second = model(torch.tensor([prompt + ids[:4]])).logits[0, -1].topk(2).values.tolist()
     assert (found.index, found.position, found.setting) == (3, 4, "draft, 2 tokens, greedy")
     assert found.logit_gap == pytest.approx(best - second, abs=1e-4)
-    shorter = one.difference(
-        Setting(draft_model="draft", num_draft_tokens=2), prompt, Row(3, ids, ""), Row(3, ids[:2], "")
-    )
+    shorter = one.difference(setting, prompt, Row(3, ids, ""), Row(3, ids[:2], ""))
     assert shorter.position == 2
 
 

@@ -82,9 +82,8 @@ def plenty():
 def hostile():
     names = (*HOSTILE[:2], "a" * 150, "$\\frac{1}{0}$ and [red]red[/red]", "_hidden \x1b[31m 日本")
     dataset = {"name": HOSTILE[0], "config": "<b>", "split": None, "limit": 3}
-    evaluation = made(
-        grid(names), HOSTILE, dataset=dataset, target="/" + "very/" * 60 + "long", generate={"stop": HOSTILE}
-    )
+    target = "/" + "very/" * 60 + "long"
+    evaluation = made(grid(names), HOSTILE, dataset=dataset, target=target, generate={"stop": HOSTILE})
     journal = evaluation.journal
     journal.add(BadRow(7, HOSTILE[0] + HOSTILE[2] + HOSTILE[4]))
     journal.add(Difference(evaluation.settings[1].name, 0, 0, float("inf")))
@@ -191,9 +190,8 @@ def test_a_page_of_many_prompts_is_short_and_says_where_the_rest_is(tmp_path):
 
 def printed(evaluation, width=100, glossary=True):
     file = io.StringIO()
-    screen.print_evaluation(
-        Console(file=file, width=width, force_terminal=True, color_system=None), evaluation, glossary
-    )
+    console = Console(file=file, width=width, force_terminal=True, color_system=None)
+    screen.print_evaluation(console, evaluation, glossary)
     return file.getvalue()
 
 

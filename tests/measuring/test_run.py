@@ -38,9 +38,8 @@ def test_totals_are_sums_and_texts_are_plain_decodings(evaluate, model, tokenize
             total = sum(getattr(row, name) for row in rows)
             assert getattr(totals.statistics, name) == total and (total or setting.num_draft_tokens is None)
         assert totals.statistics.num_calls == 5 and totals.statistics.num_target_forwards <= 60
-        speeds = [
-            [call.num_new_tokens / call.seconds for call in evaluation.calls[s.name].values()] for s in (setting, plain)
-        ]
+        timed = [evaluation.calls[s.name].values() for s in (setting, plain)]
+        speeds = [[call.num_new_tokens / call.seconds for call in calls] for calls in timed]
         assert totals.speedup.median == statistics.median(own / other for own, other in zip(*speeds, strict=True))
         assert totals.speedup.num_pairs == 5 and totals.speedup.spread is None, "too few for an interval"
     json.dumps(evaluation.to_dict(), allow_nan=False)
@@ -189,9 +188,8 @@ def test_a_length_is_what_the_settings_name_says(model, small, tokenizer):
 
 def test_the_tokenizer_that_was_attached_along_with_a_draft_is_told(model, small, tokenizer):
     other = tongues.renumbered(tokenizer)
-    target = hs.attach(
-        copy.deepcopy(model), small, config=hs.SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=other)
-    )
+    config = hs.SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=other)
+    target = hs.attach(copy.deepcopy(model), small, config=config)
     evaluation = hs.evaluate(target, None, TEXTS, tokenizer=tokenizer, **OPTIONS)
     assert evaluation.totals(evaluation.settings[1]).num_identical == 5
 
