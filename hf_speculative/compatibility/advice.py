@@ -57,9 +57,8 @@ class Advice:
     @property
     def verdict(self) -> str:
         """The advice in a few sentences: worth it or not, and with what."""
-        kinds = [(decoding, size) for size in self.batch_sizes for decoding in DECODINGS]
+        told = [self._about(decoding, size) for size in self.batch_sizes for decoding in DECODINGS]
         about_head = [] if self.examination is None else [self.examination.verdict]
-        told = (self._about(*kind) for kind in kinds)
         return " ".join([self._answer(), *told, *about_head])
 
     def _answer(self) -> str:
@@ -70,13 +69,10 @@ class Advice:
         said = {True: "worth it", False: "not worth it", None: "too close to tell"}
         return ", ".join(f"{said[answer]} at batch {size}" for size, answer in answers.items()).capitalize() + "."
 
-    def _place(self, decoding: str, batch_size: int) -> str:
-        """What a sentence is about: the batch size where there are several."""
-        return decoding if len(self.batch_sizes) == 1 else f"{decoding} at batch {batch_size}"
-
     def _about(self, decoding: str, batch_size: int) -> str:
-        found, place = self.recommendation(decoding, batch_size), self._place(decoding, batch_size).capitalize()
-        return f"{place}: {self._why_unknown(decoding, batch_size) if found is None else found.advice}"
+        found, size = self.recommendation(decoding, batch_size), f" at batch {batch_size}"
+        told = self._why_unknown(decoding, batch_size) if found is None else found.advice
+        return f"{decoding.capitalize()}{size if len(self.batch_sizes) > 1 else ''}: {told}"
 
     def _why_unknown(self, decoding: str, batch_size: int) -> str:
         evaluation, samples = self.evaluations[batch_size], DECODINGS[decoding]

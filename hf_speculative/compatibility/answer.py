@@ -107,10 +107,7 @@ def check(
             Nothing can be measured, for lack of prompts or since the model takes more than ids.
     """
     if draft_model is not None and not isinstance(draft_model, nn.Module):
-        raise TypeError(
-            f"`draft_model` is of type {type(draft_model).__name__}: give a loaded model. Sources that need none are tried "
-            "without being named."
-        )
+        raise TypeError(f"`draft_model` is of type {type(draft_model).__name__}: give a loaded model.")
     target, draft = checks.unwrap(model, "model"), checks.unwrap(draft_model, "draft_model")
     if measure:
         if not seconds > 0:
@@ -118,9 +115,7 @@ def check(
         if not batch_sizes or not all(isinstance(size, int) and size >= 1 for size in batch_sizes):
             raise ValueError(f"`batch_sizes={batch_sizes!r}`: give one or more whole numbers, each 1 or more.")
         if example:
-            raise ValueError(
-                f"`measure=True` tries texts of token ids alone, and `{next(iter(example))}` was given: leave one of them out."
-            )
+            raise ValueError(f"`measure=True` tries token ids alone, and `{next(iter(example))}` was given: drop one.")
         tokenizer = tokenizer if tokenizer is not None else tokenizer_beside(target)
         if draft_tokenizer is None and tokenizer is not None:
             draft_tokenizer = tokenizer_beside(draft)
@@ -218,14 +213,12 @@ def ids_of_prompts(
     if prompts is None:
         if tokenizer is None:
             raise ValueError(
-                "`measure=True` has the target write texts, and no tokenizer is known that reads prompts: give `tokenizer=`, "
-                "or `prompts=`, lists of ids."
+                "`measure=True` writes texts without a known tokenizer: give `tokenizer=`, or `prompts=` of ids."
             )
         prompts = built_in_prompts(speaks_chat(tokenizer) and not raw)
     check_prompts(prompts)
-    found = [
-        prompt_ids(as_chat(prompt, tokenizer, raw), index, model, tokenizer) for index, prompt in enumerate(prompts)
-    ]
+    texts = [as_chat(prompt, tokenizer, raw) for prompt in prompts]
+    found = [prompt_ids(text, index, model, tokenizer) for index, text in enumerate(texts)]
     if not found:
         raise ValueError("`prompts=[]` leaves nothing to write about: give one or more, or leave it out.")
     return found

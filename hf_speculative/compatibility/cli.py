@@ -36,25 +36,14 @@ class Options:
 
     model: str | None = target_option("Target, the model whose text you want")
     draft_model: str | None = option("draft_model", also="A Hub name or folder. Default: none.", is_argument=True)
-    measure: bool = setting(
-        True,
-        "Whether to try the draft, and what drafts without one, on text of the target. Without it, the answer is only whether "
-        "the pair can work.",
-    )
+    measure: bool = setting(True, "Try drafts on text of the target; else, only say whether the pair can work.")
     seconds: float = setting(SECONDS, "To measure in, beside loading.")
-    batch: str = setting(
-        ",".join(map(str, BATCH_SIZES)),
-        "Texts written side by side, one size or several with commas: each may have another best source.",
-    )
-    prompts: Path | None = setting(
-        None, "File of prompts that the target writes about, as for eval. Default: some built-in ones, code and prose."
-    )
+    batch: str = setting(",".join(map(str, BATCH_SIZES)), "Texts written side by side, sizes with commas.")
+    prompts: Path | None = setting(None, "File of prompts to write about, as for eval. Default: built-in ones.")
     field: str = setting("prompt", "The column with the prompts: texts, or lists of chat messages.")
     raw: bool = raw_setting()
     grammar: str | None = setting(None, GRAMMAR)
-    sample: bool = setting(
-        False, "Check for sampling instead of greedy decoding. This matters if the vocabularies differ."
-    )
+    sample: bool = setting(False, "Check for sampling, which matters if the vocabularies differ.")
     machine: ExactMachine = a_field(default_factory=ExactMachine)
     json: bool = setting(False, "Print the answer as JSON.")
 
@@ -98,9 +87,7 @@ def check(settings: Options) -> None:
             settings.model, settings.draft_model, settings.machine, ("MODEL", "DRAFT_MODEL"), needs_draft=False
         )
     if draft is not None and not isinstance(draft, PreTrainedModel):
-        raise ValueError(
-            f"DRAFT_MODEL {settings.draft_model}: give a model. Sources that need none are tried without being named."
-        )
+        raise ValueError(f"DRAFT_MODEL {settings.draft_model}: give a model. Sources that need none are tried anyway.")
     own = tokenizer_beside(draft) or other or (tokenizer if draft is not None else None)
     found = answer.check(
         target,
@@ -128,9 +115,7 @@ class AuditOptions:
     """Options of the command `audit`."""
 
     model: str = setting(..., "The model that wrote both texts: a Hub name or folder.", is_argument=True)
-    first: Path = setting(
-        ..., "File of its texts, with their prompts: one row a prompt, as for eval.", is_argument=True
-    )
+    first: Path = setting(..., "File of its texts with their prompts, a row each, as for eval.", is_argument=True)
     second: Path = setting(..., "File of its texts decoded another way, in the same order.", is_argument=True)
     field: str = setting("text", "The column with the texts, in both files.")
     prompt: str = setting("prompt", "The column of FIRST with the prompts: texts, or lists of chat messages.")
@@ -162,9 +147,7 @@ def audit(settings: AuditOptions) -> None:
         files = [(settings.first, settings.prompt), (settings.first, settings.field), (settings.second, settings.field)]
         prompts, first, second = (read_prompts(path, name) for path, name in files)
         if len(first) != len(second):
-            raise ValueError(
-                f"FIRST has {len(first)} rows and SECOND {len(second)}: give the same prompts in one order."
-            )
+            raise ValueError(f"FIRST has {len(first)} rows and SECOND {len(second)}: give the same prompts in order.")
         model, tokenizer = load_target("MODEL", settings.model, settings.machine)
     pairs = zip(prompts, first, second, strict=True)
     rows = {index: row for index, row in enumerate(pairs) if len(_usable([*row], err)) == len(row)}

@@ -14,10 +14,7 @@ from ..models import (
     UniversalModel,
     choose,
     choose_for,
-    eager_reason,
-    fits_trees,
     has_tested_modules,
-    is_recurrent,
     is_tested_ragged,
     is_tested_universal,
     packing,
@@ -40,8 +37,6 @@ class ModelReport:
         why: the reason, if the path is not the ragged one.
         deviation: largest difference between plain logits and those through the cache with rollbacks in between, in standard
             deviations of the logits; `None` if not tried.
-        eager: why its passes run eagerly even with `compile` or `cuda_graphs`; `None` if they need not.
-        chains: why it verifies chains of draft tokens only; `None` if it verifies trees as well, as long as it runs eagerly.
         weights: whether its weights are packed, and what that brings; or why they are not.
     """
 
@@ -49,8 +44,6 @@ class ModelReport:
     path: str | None
     why: str | None = None
     deviation: float | None = None
-    eager: str | None = None
-    chains: str | None = None
     weights: str | None = None
 
 
@@ -80,30 +73,14 @@ def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) ->
             f"{deviation:.2g} standard deviations){checks.quantised_inputs(model)}"
         )
         return ModelReport(name, None, why, deviation), reason
-    eager: str | None
-    chains: str | None
-    if kind == "universal":
-        eager, chains = (
-            f"takes the universal path, whose {what}" for what in ("passes differ in shape", "cache holds a chain")
-        )
-    else:
-        one_by_one = (
-            "keeps one state after another"
-            if is_recurrent(model)
-            else "is of a type whose logits for branches side by side no test compares"
-        )
-        eager, chains = eager_reason(model), None if fits_trees(model) else one_by_one
-    return ModelReport(name, kind, why, deviation, eager, chains, packing.describe(model)), None
+    return ModelReport(name, kind, why, deviation, packing.describe(model)), None
 
 
 def _example_inputs(model: PreTrainedModel, argument: str, example: dict[str, Any]) -> Inputs:
     if example:
         return prepared_inputs(model, example)
     if model.main_input_name != "input_ids":
-        raise ValueError(
-            f"`{argument}`: {type(model).__name__} reads `{model.main_input_name}`: pass an example, as in "
-            f"check(..., {model.main_input_name}=...)."
-        )
+        raise ValueError(f"`{argument}`: {type(model).__name__} reads `{model.main_input_name}`: pass an example.")
     config = model.config.get_text_config(decoder=not model.config.is_encoder_decoder)
     ids = torch.randint(config.vocab_size, (2, 8), generator=torch.Generator().manual_seed(0)).to(model.device)
     if model.config.is_encoder_decoder:
@@ -116,9 +93,7 @@ def notes_on(target: PreTrainedModel, draft: PreTrainedModel) -> tuple[str, ...]
     wanted, name = made_for(draft), target.config.name_or_path
     if not wanted or not name or PurePath(wanted).name.lower() == PurePath(name).name.lower():
         return ()
-    return (
-        f"the draft names {wanted} as the target it was made for, and this one is {name}: give that target, or its own draft",
-    )
+    return (f"the draft names {wanted} as the target it was made for, and this one is {name}: give that one",)
 
 
 def made_for(draft: PreTrainedModel) -> str | None:

@@ -11,7 +11,9 @@ from ..call.prompts import settings_of_rows
 from ..call.sources import SOURCES, source_of
 from ..measuring.decoder import Decoder
 from ..measuring.drafts import NamedDraft
-from ..measuring.plan import journal_of
+from ..measuring.journal import Journal
+from ..measuring.plan import header_of
+from ..measuring.processes import Processes
 from ..measuring.results import Evaluation
 from ..measuring.runner import Runner
 from ..measuring.settings import Setting, with_baselines
@@ -85,8 +87,8 @@ def short_evaluation(
         return Decoder(target, tokenizer, named, kwargs, seed=0, forgets=True, is_brief=True)
 
     decoder = decoder_of(drafts, _length(decoder_of({}, PROBE), batches[0], seconds / len(compared)))
-    journal = journal_of(decoder, compared, batch_size, name="a few prompts")
-    journal.header["spread"] = QUARTILES
+    header = header_of(decoder, compared, batch_size, 1, Processes())
+    journal = Journal(header | {"num_rows": 0, "spread": QUARTILES})
     runner = Runner(decoder, compared, journal, skip_failing=True, say=say)
     runner.check()
     for setting in compared:

@@ -33,10 +33,7 @@ def print_answer(console: Console, answer: Compatibility) -> None:
             console.print(Text(f"Why the {role} is not on the ragged path: it {report.why}."))
         if report.weights is not None:
             console.print(Text(f"Weights of the {role}: {report.weights}."))
-    console.print(
-        "Logits: through the cache, with tokens taken back, against one plain pass; the largest difference, in standard "
-        "deviations of the logits."
-    )
+    console.print("Logits: through the cache, against one plain pass; the largest difference, in standard deviations.")
     if answer.vocabulary is not None:
         strategy = f"; strategy: {answer.vocabulary.strategy}" if answer.vocabulary.strategy else ""
         console.print(Text(f"Vocabularies: {answer.vocabulary.reason}{strategy}."))

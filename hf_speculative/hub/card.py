@@ -24,8 +24,6 @@ def card(
     draft_name: str | None = None,
     push_to_hub: str | None = None,
     token: str | None = None,
-    revision: str | None = None,
-    create_pr: bool = False,
 ) -> str:
     """Write a model card for a target and its draft, or add a section to an existing card.
 
@@ -39,7 +37,7 @@ def card(
         draft_model: which draft, if several were evaluated.
         target_name, draft_name: their names on the Hub, if they were evaluated from folders.
         push_to_hub: edit the card of this Hub repository instead, in a commit.
-        token, revision, create_pr: for that commit.
+        token: for that commit.
 
     Returns:
         The text of the whole card, which `huggingface_hub.ModelCard` reads. The Hub's own validation runs when it is pushed.
@@ -66,7 +64,7 @@ def card(
         files.check_output("`path`:", readme, makes_folders=True)
     commit = None
     if push_to_hub is not None:
-        commit = api.model_info(push_to_hub, revision=revision).sha
+        commit = api.model_info(push_to_hub).sha
         patterns = ["README.md", FILE_NAME]
         readme = Path(api.snapshot_download(push_to_hub, revision=commit, allow_patterns=patterns), "README.md")
     existing, repo = "", None
@@ -78,7 +76,7 @@ def card(
         short = _short(draft_name)
         title = f"{title} with the draft {short}" if repo is not None else f"{short}, a draft for {title}"
     best = max(figures, key=speedup_of).setting
-    code = usage(target_name, draft_name, repo, bool(header.get("is_chat")), best)
+    code = usage(target_name, bool(header.get("is_chat")), draft_name, repo, best if draft_name is None else None)
     body = render("card.md", target=target_name, draft=draft_name, usage=code, **shown(found, draft))
 
     def metadata(existing: dict[str, Any]) -> dict[str, Any]:
@@ -94,9 +92,7 @@ def card(
             path_or_fileobj=text.encode(),
             path_in_repo="README.md",
             repo_id=push_to_hub,
-            revision=revision,
             parent_commit=commit,  # who changed the card meanwhile is not overwritten
-            create_pr=create_pr,
             commit_message="Speculative decoding: what was measured",
         )
     elif readme is not None:

@@ -15,33 +15,19 @@ from .figures import data_set_name
 PROMPT, QUESTION = "def main():", "What is a hash table?"
 
 
-def pipeline_lines(target: str, draft: str, is_chat: bool) -> str:
-    """Four lines to paste: transformers' pipeline with a draft attached."""
+def usage(
+    target: str, is_chat: bool, draft: str | None = None, repo: str | None = None, best: Setting | None = None
+) -> str:
+    """Lines to paste: transformers' pipeline with a draft, with a repository that names one, or under a setting."""
     said = f"[{{'role': 'user', 'content': {QUESTION!r}}}]" if is_chat else repr(PROMPT)
     found = "['generated_text'][-1]['content']" if is_chat else "['generated_text']"
+    options = "" if best is None else _keywords(best.shown_options)
+    model = repr(target) if repo is None else f"hf_speculative.from_pretrained({repo!r}), tokenizer={repo!r}"
+    named = "" if draft is None else f", draft_model={draft!r}"
+    attached = f"hf_speculative.attach(pipe.model{named})\n" if repo is None else ""
     return f"""import hf_speculative, transformers
-pipe = transformers.pipeline('text-generation', model={target!r})
-hf_speculative.attach(pipe.model, draft_model={draft!r})
-print(pipe({said}, max_new_tokens=64)[0]{found})"""
-
-
-def usage(target: str, draft: str | None, repo: str | None, is_chat: bool, best: Setting) -> str:
-    """Lines to paste: from a repository that names its draft, from both models, or of one model under its best setting."""
-    if repo is None and draft is not None:
-        return pipeline_lines(target, draft, is_chat)
-    name, loader, call, options = repo, "hf_speculative.from_pretrained", "model.generate(", ""
-    if name is None:
-        name, loader = target, "transformers.AutoModelForCausalLM.from_pretrained"
-        call, options = "hf_speculative.generate(model, ", _keywords(best.shown_options)
-    inputs, asked = f"tokenizer({PROMPT!r}, return_tensors='pt').to(model.device)", ""
-    if is_chat:
-        said = f"[{{'role': 'user', 'content': {QUESTION!r}}}]"
-        how = "add_generation_prompt=True, return_tensors='pt', return_dict=True"
-        inputs, asked = "inputs", f"inputs = tokenizer.apply_chat_template({said}, {how}).to(model.device)\n"
-    return f"""import hf_speculative, transformers
-model = {loader}({name!r})
-tokenizer = transformers.AutoTokenizer.from_pretrained({name!r})
-{asked}print(tokenizer.decode({call}**{inputs}, max_new_tokens=64{options})[0]))"""
+pipe = transformers.pipeline('text-generation', model={model})
+{attached}print(pipe({said}, max_new_tokens=64{options})[0]{found})"""
 
 
 def _keywords(options: Mapping[str, Any]) -> str:

@@ -15,23 +15,13 @@ class CardOptions:
     """Options of `card`."""
 
     results: list[str] = setting(
-        ...,
-        "Results files of `hf-speculative eval`; `chat=file.jsonl` names the use case.",
-        metavar="RESULTS...",
-        is_argument=True,
+        ..., "Results of `eval`; `chat=file.jsonl` names the use case.", metavar="RESULTS...", is_argument=True
     )
-    output: Path | None = setting(
-        None, "README.md, or its folder, to write or edit. Default: print the card.", "--output", "-o"
-    )
+    output: Path | None = setting(None, "README.md to write or edit, or its folder. Default: print.", "--output", "-o")
     push_to_hub: str | None = setting(None, "Edit the card of this Hub repository instead, in a commit.")
-    create_pr: bool = setting(False, "Push as a pull request instead.")
     draft_model: str | None = setting(None, "Which draft to use, if several were evaluated.")
     target_name: str | None = setting(None, "The target's name on the Hub, if evaluated from a folder.")
     draft_name: str | None = setting(None, "The draft's name on the Hub, if evaluated from a folder.")
-
-    def __post_init__(self):
-        if self.create_pr and self.push_to_hub is None:
-            raise ValueError("--create-pr has no effect without --push-to-hub.")
 
 
 @with_settings(CardOptions)
@@ -45,7 +35,7 @@ def card(settings: CardOptions) -> None:
 
     Two kinds of prompts, into the folder of the pair:  hf-speculative card code=humaneval.jsonl chat=mtbench.jsonl -o my-pair
 
-    On the Hub:  hf-speculative card results.jsonl --push-to-hub org/my-draft --create-pr
+    On the Hub:  hf-speculative card results.jsonl --push-to-hub org/my-draft
     """
     with ends_at_once():  # not above, since it imports torch: `--help` answers at once
         from . import card as cards
@@ -59,7 +49,6 @@ def card(settings: CardOptions) -> None:
         target_name=settings.target_name,
         draft_name=settings.draft_name,
         push_to_hub=push_to_hub,
-        create_pr=settings.create_pr,
     )
     if output is None and push_to_hub is None:
         print(text, end="")
@@ -79,9 +68,7 @@ class ExportOptions:
 
     head: str = setting(..., "The draft head: a Hub name or a folder.", is_argument=True)
     folder: Path = setting(..., "The folder to write to.", is_argument=True)
-    layout: str = setting(
-        "speculators", "speculators, which vLLM reads, eagle, which SGLang reads, or z-lab, of DFlash heads."
-    )
+    layout: str = setting("speculators", "speculators for vLLM, eagle for SGLang, or z-lab for DFlash heads.")
     target_name: str | None = setting(
         None,
         "The target's name on the Hub or its folder, written into speculators' config: vllm serve FOLDER loads it from there. "

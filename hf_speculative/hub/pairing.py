@@ -67,8 +67,7 @@ def from_pretrained(
         # Raises where there is no such repository.
         cached_file(repo, CONFIG_NAME, **_only(here, (*LOADING, "revision")))
         raise ValueError(
-            f"{repo} names no draft, in {FILE_NAME} or generation_config.json: write one by "
-            "`hf_speculative.save_pretrained`, or give one to `hf_speculative.attach`."
+            f"{repo} names no draft, in {FILE_NAME} or generation_config.json: `save_pretrained` or `attach` one."
         )
     # A `custom_generate/` beside the weights would take the place of `generate`, where the draft is attached.
     target = load_model(repo, **kwargs)

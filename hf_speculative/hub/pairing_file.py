@@ -74,9 +74,7 @@ class Pairing:
         for name in ("draft_model", "tokenizer", "draft_tokenizer"):
             source = self.model if name == "draft_model" else getattr(self, name)
             if source is not None and not (is_inside(source) or is_hub_name(source)):
-                raise ValueError(
-                    f"`{name}={source!r}` is neither a subfolder, as ./draft, nor a repository on the Hub, as org/name."
-                )
+                raise ValueError(f"`{name}={source!r}` is neither a subfolder (./draft) nor on the Hub (org/name).")
         if self.draft_revision is not None and (self.model is None or is_inside(self.model)):
             raise ValueError(
                 f"`draft_revision={self.draft_revision!r}` has no effect without a `draft_model` given by name: leave it out."

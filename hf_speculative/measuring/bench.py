@@ -219,8 +219,7 @@ def prompts(tokenizer: PreTrainedTokenizerBase, count: int, length: int, raw: bo
     room = length - len(before) - len(after)
     if room < 1:
         raise ValueError(
-            f"`context={length}`: the chat template and a question take {length - room} tokens. Give more, or texts without "
-            "them by `raw=True`."
+            f"`context={length}`: the chat template and a question take {length - room} tokens: give more, or `raw=True`."
         )
     text = "\n".join(inspect.getsource(importlib.import_module(name)) for name in TEXT_MODULES)
     ids = tokenizer(text, verbose=False).input_ids

@@ -28,7 +28,6 @@ from ..generation import generate, generate_rounds
 from ..models import device_of
 from ..models.model_state import keeping
 from ..sampling.copying import clone
-from ..tokenizers.pieces import Pieces
 from ..types import Round
 from .calls import Decoded, all_rounds, peak_of, timed_generate
 from .drafts import NamedDraft
@@ -216,24 +215,14 @@ class Decoder:
 
     def _row(self, index: int, ids: list[int], acceptance_prob: list[float], counts: RowStatistics) -> Row:
         chances = [None if math.isnan(chance) else float(f"{chance:.4f}") for chance in acceptance_prob]
-        return Row(index, ids, self._text(ids), None, self._pieces(ids), chances, counts)
+        return Row(index, ids, self._text(ids), None, chances, counts)
 
     def _plain_row(self, index: int, ids: list[int], prompt: list[int]) -> Row:
         """A row up to its end token."""
-        eos = _as_list(self._given("eos_token_id"))
-        ids = ids[: next((i + 1 for i, token in enumerate(ids) if token in eos), len(ids))]
+        eos = self._given("eos_token_id")
+        ends = {eos} if isinstance(eos, int) else {*(eos or ())}
+        ids = ids[: next((i + 1 for i, token in enumerate(ids) if token in ends), len(ids))]
         return Row(index, ids, self._text(ids), self._text(prompt))
 
     def _text(self, ids: list[int]) -> str:
         return "" if self.tokenizer is None else self.tokenizer.decode(ids, skip_special_tokens=True)
-
-    def _pieces(self, ids: list[int]) -> list[str]:
-        """The text that each token adds; joined, the whole text."""
-        pieces = Pieces(self._text)
-        return [pieces.add(token, is_last=end == len(ids)) for end, token in enumerate(ids, start=1)]
-
-
-def _as_list(ids) -> list[int]:
-    if ids is None:
-        return []
-    return list(ids) if isinstance(ids, (list, tuple)) else [int(ids)]

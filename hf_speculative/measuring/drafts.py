@@ -71,9 +71,7 @@ def named_drafts(
         pairs = [(_name(model), model) for model in models if not DRAFTS.is_method(model)]
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
-        raise ValueError(
-            f"two drafts are called {', '.join(names)}: pass `draft_model={{name: model}}` to tell them apart."
-        )
+        raise ValueError(f"two drafts are called {', '.join(names)}: pass `draft_model={{name: model}}`.")
     unknown = sorted(draft_tokenizers.keys() - set(names))
     if unknown:
         raise ValueError(f"`draft_tokenizers` names {', '.join(unknown)}, the drafts are {', '.join(names) or 'none'}.")

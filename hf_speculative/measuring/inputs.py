@@ -50,10 +50,6 @@ class Prompts:
                 found.append(waiting.pop(len(turns)))
         return [[list(turn) for turn in zip(*group, strict=True)] for group in (*found, *waiting.values())]
 
-    def batches(self, size: int) -> list[tuple[list[int], list[list[int]]]]:
-        """The first turns alone, by `size`: indices and ids."""
-        return [(first, [self.ids[index] for index in first]) for first, *_ in self.groups(size)]
-
     def ask(self, index: int, answers: Mapping[int, str]) -> None:
         """Make the ids of a later turn.
 
@@ -92,9 +88,7 @@ def prompts_of(
         """Tokenize a prompt, and check that it leaves room for its answer."""
         ids = prompt_ids(as_chat(prompt, tokenizer, raw), index, model, tokenizer)
         if limit is not None and len(ids) + max_new_tokens > limit:
-            raise ValueError(
-                f"{len(ids)} tokens and {max_new_tokens} new ones are more than the model's {limit} positions"
-            )
+            raise ValueError(f"{len(ids)} tokens and {max_new_tokens} new ones are more than {limit} positions")
         return ids
 
     def ids_of_turn(said: list[dict[str, str]], index: int) -> list[int]:

@@ -11,8 +11,8 @@ from ..call.statistics import RowStatistics, Statistics, without_nan
 from ..reports import files
 from .speedup import Work
 
-#: 5: rows have the time of their last tokens
-FORMAT = 5
+#: 6: rows have no text of each token
+FORMAT = 6
 
 
 @dataclass
@@ -24,7 +24,6 @@ class Row:
         new_ids: the new tokens, without padding.
         text: the new tokens as text, without special tokens.
         prompt: the prompt as text, recorded in plain calls only.
-        pieces: the text of each new token, `""` until a character is complete; in speculative calls only.
         acceptance_prob: for each draft token the probability that it was kept, given the draft; `None` for the target's own.
         statistics: counts of this row; `None` for plain decoding.
         seconds: from the start of the call to the end of the row; `None` if unknown.
@@ -34,7 +33,6 @@ class Row:
     new_ids: list[int]
     text: str
     prompt: str | None = None
-    pieces: list[str] = field(default_factory=list)
     acceptance_prob: list[float | None] = field(default_factory=list)
     statistics: RowStatistics | None = None
     seconds: float | None = None

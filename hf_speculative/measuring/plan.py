@@ -22,13 +22,9 @@ from .results import Evaluation
 from .settings import Setting, with_baselines
 from .totals import FEWEST_TOKENS
 
-#: fields of the header that have to be equal for a file to be continued
-FIXED = (
-    *("target", "dtype", "weights", "prompts", "batch_size", "repeats", "seed", "generate", "generation_config"),
-    "optimize",
-)
-#: those that messages do not print
+#: fields of the header that have to be equal for a file to be continued; messages do not print the digests
 DIGESTS = ("weights", "prompts")
+FIXED = (*DIGESTS, "target", "dtype", "batch_size", "repeats", "seed", "generate", "generation_config", "optimize")
 
 
 @dataclass
@@ -61,10 +57,7 @@ class Plan:
             except OSError as error:
                 refused.append(f"it cannot be locked, {error}")
         for reason in processes.gather(refused):
-            raise ValueError(
-                f"`results={str(self.path)!r}`: {reason}. Wait until it is done, then run the same call to continue, or name "
-                "another file."
-            )
+            raise ValueError(f"`results={str(self.path)!r}`: {reason}. Wait, then call again, or name another file.")
         try:
             yield
         finally:
@@ -124,9 +117,7 @@ class Plan:
                 key = next(key for key in before | now if before.get(key) != now.get(key))
                 name, before, now = f"{name}.{key}", before.get(key), now.get(key)
             which = f"of other {name}" if name in DIGESTS else f"whose {name} is {before!r} and not {now!r}"
-            raise ValueError(
-                f"`results={str(self.path)!r}` holds another evaluation, {which}: name another file, or delete this one."
-            )
+            raise ValueError(f"`results={str(self.path)!r}` holds another evaluation, {which}: name another file.")
         for name in sorted({values.get("draft_model") for values in theirs["settings"]} & ours["drafts"].keys()):
             before, source = theirs["drafts"].get(name), ours["drafts"][name]
             if before != source or theirs["draft_weights"][name] != ours["draft_weights"][name]:
@@ -161,21 +152,6 @@ def header_of(
         "optimize": (attached_to(model)[1] or SpeculativeConfig()).optimize,
         "environment": environment(model) | {"processes": processes.count},
     }
-
-
-def journal_of(
-    decoder: Decoder,
-    settings: list[Setting],
-    batch_size: int,
-    repeats: int = 1,
-    num_rows: int = 0,
-    name: str = "the prompts",
-    processes: Processes | None = None,
-) -> Journal:
-    """An empty journal for prompts that come from no data set."""
-    header = header_of(decoder, settings, batch_size, repeats, processes or Processes())
-    dataset = {"name": name, "config": None, "split": None, "limit": None}
-    return Journal(header | {"dataset": dataset, "num_rows": num_rows, "prompts": ""})
 
 
 def _described(kwargs: dict[str, Any]) -> dict[str, Any]:

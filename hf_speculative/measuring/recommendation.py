@@ -72,10 +72,8 @@ class Recommendation:
         """The recommendation in a sentence or two."""
         speedup, best = self.speedup, f'"{self.best.label}"'
         if self.is_gain:
-            taken, rival = (
-                f"{best}, {self._figure} plain decoding",
-                f'"{self.runner_up.label}"' if self.runner_up else "",
-            )
+            taken = f"{best}, {self._figure} plain decoding"
+            rival = f'"{self.runner_up.label}"' if self.runner_up else ""
             if not self.is_clear:
                 return f"a draw: take {taken}, or {rival}; the figures do not tell which."
             ahead = f", {percent(self.lead.median - 1, 1)} faster than the next, {rival}" if self.lead else ""

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from ..call.statistics import Statistics
-from ..reports import files
-from .frames import INDEX, of_prompts, of_setting
 from .journal import BadRow, Call, Difference, Failure, Journal, Row
 from .recommendation import Recommendation
 from .settings import Setting
@@ -58,32 +56,14 @@ class Evaluation:
         found = "; ".join(f"{r.headline}: {r.best.label}" for r in self.recommendations)
         return f"<Evaluation of {about}{'' if self.is_complete else ', unfinished'}{f': {found}' if found else ''}>"
 
-    def to_pandas(self, by: str = "setting"):
-        """Return a `pandas.DataFrame` with a row for each setting: the figures of `Totals.to_dict`, counts included.
+    def to_pandas(self):
+        """Return a `pandas.DataFrame` with a row for each setting: the numbers of `Totals.to_dict`, counts and scores included.
 
-        The 95 % interval is in `speedup_low` and `speedup_high`.
-
-        Args:
-            by: `prompt` for a row for each prompt and setting, with its counts, and the time and speedup of its batch.
+        The spread of the speedup is in `speedup_low` and `speedup_high`.
         """
         import pandas as pd  # comes with datasets
 
-        if by not in INDEX:
-            raise ValueError(
-                f"`by={by!r}`: give 'setting' for a line each, or 'prompt' for one for each prompt under each."
-            )
-        lines: list[dict[str, Any]] = []
-        for setting in self.settings:
-            if by == "setting":
-                lines.append(of_setting(self.totals(setting)))
-            else:
-                calls, plain = self.calls[setting.name], self.calls[setting.baseline.name]
-                lines += of_prompts(setting, calls, plain, self.speedups(setting))
-        return pd.DataFrame(lines, columns=None if lines else INDEX[by]).set_index(INDEX[by])
-
-    def to_csv(self, path: str | Path, by: str = "setting") -> None:
-        """Write `to_pandas(by)` to a CSV file."""
-        files.write(Path(path), self.to_pandas(by).to_csv())
+        return pd.DataFrame([self.totals(setting).to_row() for setting in self.settings]).set_index("setting")
 
     @property
     def environment(self) -> dict[str, Any]:

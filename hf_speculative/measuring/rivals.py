@@ -1,7 +1,7 @@
 """Other ways to decode, which are compared with ours: a name and a function. Your own is one more `Rival`."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,19 +28,6 @@ class Rival:
     name: str
     decode: Callable[[dict[str, Any]], Decoded]
     max_batch_size: int | None = None
-
-
-def check_rival(name: str, known: Mapping[str, Rival], batch_size: int) -> None:
-    """Refuse a rival that nobody gave, or that takes smaller batches only.
-
-    Raises:
-        ValueError: it is one of these.
-    """
-    if name not in known:
-        raise ValueError(f"the setting of `rival={name!r}` names none of `rivals`: {', '.join(known) or 'none'}.")
-    most = known[name].max_batch_size
-    if most is not None and batch_size > most:
-        raise ValueError(f"`batch_size={batch_size}`: {name} takes {most} at most; leave it out, or give that.")
 
 
 def assisted(target: PreTrainedModel, draft: NamedDraft, name: str = "assisted") -> Rival:

@@ -45,9 +45,7 @@ def read_rows(
     if hasattr(dataset, "iterrows"):  # iterating over a DataFrame gives the names of its columns
         raise TypeError("`dataset` is a DataFrame: pass `datasets.Dataset.from_pandas(frame)`.")
     if isinstance(dataset, Mapping) or not isinstance(dataset, Iterable):
-        raise TypeError(
-            f"`dataset` is of type {type(dataset).__name__}: pass a datasets.Dataset, a list of rows, a file or a name."
-        )
+        raise TypeError(f"`dataset` is of type {type(dataset).__name__}: pass a datasets.Dataset, rows or a file.")
     rows = [_row(row, index) for index, row in enumerate(islice(dataset, limit))]
     if not rows:
         raise ValueError(f"`dataset` has no rows{'' if limit is None else f' within limit={limit}'}.")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call import checks
@@ -24,9 +25,8 @@ from .inputs import Prompts, Task, categories_of, prompts_of
 from .journal import BadRow
 from .plan import Plan, header_of
 from .processes import Processes
-from .progress import Shown
 from .results import Evaluation
-from .rivals import Rival, check_rival
+from .rivals import Rival
 from .rows import Reader, read_rows
 from .runner import Runner
 from .settings import Setting, grid, with_baselines
@@ -111,7 +111,7 @@ def evaluate(
         seed: for sampling; each batch has its own, the same under every setting.
         results: a file with one JSON line for each call, written at once, by one evaluation at a time. The same call
             continues an existing file, after a kill or with further settings.
-        progress: show a bar, with the acceptance.
+        progress: show a bar.
         **generate_kwargs: lists of values for other keywords that ask for drafts, as `prompt_lookup_num_tokens=[10]`. All else
             that `generate` takes for each row: `top_p`, `stop_strings`, a processor.
 
@@ -150,17 +150,15 @@ def evaluate(
     settings = with_baselines(settings)
     for setting in settings:
         if setting.draft is not None and setting.draft not in drafts:
-            raise ValueError(
-                f"the setting {setting.name!r} names no draft of this call: {', '.join(drafts) or 'none'}."
-            )
-        if setting.rival is not None:
-            check_rival(setting.rival, others, batch_size)
+            raise ValueError(f"setting {setting.name!r} names no draft of this call: {', '.join(drafts) or 'none'}.")
+        if setting.rival is not None and setting.rival not in others:
+            raise ValueError(f"`rival={setting.rival!r}` names none of `rivals`: {', '.join(others) or 'none'}.")
+        most = None if setting.rival is None else others[setting.rival].max_batch_size
+        if most is not None and batch_size > most:
+            raise ValueError(f"`batch_size={batch_size}`: {setting.rival} takes {most} at most: give that.")
     ignored = [name for name in OF_SAMPLING if generate_kwargs.get(name) is not None]
     if ignored and not any(setting.temperature for setting in settings):
-        raise ValueError(
-            f"`{ignored[0]}={generate_kwargs[ignored[0]]!r}` has no effect on greedy decoding: give a temperature above 0, or "
-            "leave it out."
-        )
+        raise ValueError(f"`{ignored[0]}={generate_kwargs[ignored[0]]!r}` has no effect on greedy decoding: sample.")
     kwargs = chat_keywords(model, tokenizer, raw) | generate_kwargs | {"max_new_tokens": max_new_tokens}
     kwargs = settings_of_rows(model, tokenizer, kwargs)
     decoder = Decoder(model, tokenizer, drafts, kwargs, seed, others, forgets=repeats > 1)
@@ -221,14 +219,13 @@ def _run(
     mine = groups[processes.rank :: processes.count]
     repeats, deadline = plan.header["repeats"], math.inf if minutes is None else time.monotonic() + 60 * minutes
     total = sum(map(len, mine)) * len(plan.settings) * repeats
-    shown = Shown(progress and processes.rank == 0, total)
+    shown = tqdm(total=total, unit="call", disable=not progress or processes.rank > 0, dynamic_ncols=True)
     with journal.written_to(plan.path_of(processes)), shown:
-        runner = Runner(decoder, plan.settings, journal, repeats, skip_failing, shown.set_description, shown.count)
+        runner = Runner(decoder, plan.settings, journal, repeats, skip_failing, shown.set_description, shown.update)
         if skip_failing:
             runner.check()
-        missing = [
-            (turns[0][1], calls) for turns in mine if (calls := [c for turn in turns for c in runner.missing(*turn)])
-        ]
+        calls_of = ((turns[0][1], [c for turn in turns for c in runner.missing(*turn)]) for turns in mine)
+        missing = [(first, calls) for first, calls in calls_of if calls]
         shown.n = shown.initial = total - sum(len(calls) for _, calls in missing)
         warming = [[prompts.ids[index] for index in first] for first, _ in (*missing[:2], *missing[2:][-1:])]
         for setting in dict.fromkeys(setting for _, calls in missing for setting, _ in calls):
@@ -272,9 +269,6 @@ def _scored(task: Task, evaluation: Evaluation) -> dict[str, dict[str, float | N
 
 
 def _dataset(dataset, split: str | None, config: str | None, limit: int | None) -> dict[str, Any]:
-    name = (
-        str(dataset)
-        if isinstance(dataset, (str, Path))
-        else getattr(dataset, "info", None) and dataset.info.dataset_name
-    )
+    named = getattr(getattr(dataset, "info", None), "dataset_name", None)
+    name = str(dataset) if isinstance(dataset, (str, Path)) else named
     return {"name": name or "rows", "config": config, "split": split, "limit": limit}

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from .decoder import Decoder
-from .journal import BadRow, Call, Failure, Journal
+from .journal import BadRow, Failure, Journal
 from .settings import Setting
 
 
@@ -16,7 +17,7 @@ class Runner:
         skip_failing: record a setting that cannot be measured as a failure, and leave it out. Else it raises in the warm-up,
             and makes its batch bad rows later.
         say: is told what comes next.
-        count: is given each finished call.
+        count: is called after each call.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class Runner:
         repeats: int = 1,
         skip_failing: bool = False,
         say: Callable[[str], None] = lambda what: None,
-        count: Callable[[Call], None] = lambda call: None,
+        count: Callable[[], Any] = lambda: None,
     ):
         self.decoder, self.journal = decoder, journal
         self.settings, self.repeats, self.skip_failing = list(settings), repeats, skip_failing
@@ -99,7 +100,7 @@ class Runner:
                     self.journal.add(BadRow(index, f"{setting.name}: {_told(error)}"))
                 break
             self.journal.add(call)
-            self.count(call)
+            self.count()
         for number in range(batch * self.repeats, (batch + 1) * self.repeats):
             self._compare(number, ids)
 

@@ -40,9 +40,7 @@ def resolve(score: Any) -> Score:
         compute = score.compute
         return lambda predictions, references: compute(predictions=predictions, references=references)
     if not callable(score):
-        raise TypeError(
-            f"`score` is of type {type(score).__name__}: pass a function of predictions and references, or its name."
-        )
+        raise TypeError(f"`score` is of type {type(score).__name__}: pass a function of predictions and references.")
     return score
 
 

@@ -53,13 +53,9 @@ class Setting:
         if len(sources) > 1:
             raise ValueError(f"{' and '.join(f'`{name}`' for name in sources)} are two sources of drafts: give one.")
         if rival is not None and known.keys() - {"num_draft_tokens"}:
-            raise ValueError(
-                f"`rival={rival!r}` beside {', '.join(f'`{name}`' for name in known)}: a rival takes `num_draft_tokens` only."
-            )
+            raise ValueError(f"`rival={rival!r}` beside {', '.join(known)}: a rival takes `num_draft_tokens` only.")
         if known and not sources and rival is None:
-            raise ValueError(
-                f"`{next(iter(known))}` has no effect without a source of drafts: name one, or leave it out."
-            )
+            raise ValueError(f"`{next(iter(known))}` has no effect without a source of drafts: name one.")
         object.__setattr__(self, "temperature", temperature)
         object.__setattr__(self, "options", known)
         object.__setattr__(self, "rival", rival)

@@ -95,9 +95,7 @@ def questions(asked: str, num_prompts: int | None = None) -> "Dataset":
             raise ValueError(f"--suite {asked}: row {index} has {str(said)[:60]!r} in place of what a user says.")
         found.append({TURNS: list(said), CATEGORY: str(row.get(suite.category) or "")})
     usable = [one for one in found if not any(MASKED in text for text in one[TURNS])]
-    masked = (
-        f"{len(found) - len(usable)} of {len(found)} rows are masked; the suite's own prepare_data.py fills them in"
-    )
+    masked = f"{len(found) - len(usable)} of {len(found)} rows are masked; its prepare_data.py fills them in"
     if not usable:
         raise ValueError(f"--suite {asked}: {masked}.")
     sample = Dataset.from_list(_mixed(usable)[:num_prompts])

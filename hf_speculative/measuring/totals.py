@@ -84,3 +84,14 @@ class Totals:
         values["decoding"] = self.decoding and asdict(self.decoding)
         values["over"] = {name: asdict(found) for name, found in self.over.items()}
         return without_nan(values)
+
+    def to_row(self) -> dict[str, Any]:
+        """The same in one level: lists are left out, counts and scores stand beside the others."""
+        values = self.to_dict()
+        counts, scores = values.pop("statistics") or {}, values.pop("scores")
+        decoding, over = values.pop("decoding") or {}, values.pop("over")
+        values["speedup_low"], values["speedup_high"] = values.pop("speedup_interval", None) or (None, None)
+        values["decoding_speedup"] = decoding.get("median")
+        values |= {f"speedup_over_{name}": found["median"] for name, found in over.items()}
+        values |= {name: count for name, count in counts.items() if isinstance(count, (int, float, type(None)))}
+        return {"setting": values.pop("setting"), "temperature": self.setting.temperature, **values, **scores}

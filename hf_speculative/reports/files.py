@@ -33,19 +33,7 @@ def check_output(option: str, path: str | Path, makes_folders: bool = False) -> 
             with TemporaryFile(dir=path.parent):
                 pass
         except OSError as error:
-            raise ValueError(
-                f"{option} {path}: no file can be written there ({error.strerror}): name another."
-            ) from error
-
-
-def check_folder(option: str, folder: Path) -> None:
-    """Whether files can be written into a folder, which is made where it is missing.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{option} {folder} is no folder: name one, or a new one.")
+            raise ValueError(f"{option} {path} cannot be written ({error.strerror}): name another.") from error
 
 
 def make_folder(option: str, folder: Path) -> None:
@@ -69,7 +57,7 @@ def write(path: str | Path, content: str | bytes) -> None:
     """
     check_output("the file", path)
     place = Path(os.path.realpath(path))
-    beside = place.with_name(place.name + ".new")
+    beside = place.with_name(f"{place.name}.{os.getpid()}")  # another process may write the same file
     with named(path, "the file is left as it was"):
         try:
             beside.write_bytes(content.encode(errors=ERRORS) if isinstance(content, str) else content)

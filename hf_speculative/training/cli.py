@@ -19,9 +19,7 @@ from .settings import HOW, Settings
 class Options:
     """Options of the command, beside the settings of `train`."""
 
-    target: str | None = setting(
-        None, "The model that the draft is for: a Hub name or folder. Default: the embedded target.", is_argument=True
-    )
+    target: str | None = setting(None, "The model to draft for. Default: the embedded target.", is_argument=True)
     data: str | None = setting(
         None,
         "Prompts: a file (.jsonl, .txt, also .gz; .json, .csv, .parquet), a folder, or a Hub name. Default: the target writes "
@@ -30,18 +28,10 @@ class Options:
         "--dataset",
     )
     output: Path = setting(Path("draft"), "Folder of the draft, its card and all that a stopped run goes on from.")
-    resume: bool = setting(
-        False,
-        "Go on with the run in the output folder, from its last checkpoint; one that is done, with more --steps or for more "
-        "--minutes.",
-    )
+    resume: bool = setting(False, "Go on with the run in the output folder; with more --steps or --minutes, longer.")
     reading: Reading = field(default_factory=Reading)
-    answers: str | None = setting(
-        None, "A column with answers that the target wrote. Default: the target answers the prompts now.", panel=DATA
-    )
-    store: Path | None = setting(
-        None, "Folder for what the target makes of each text: computed once, not in every epoch.", panel=HOW
-    )
+    answers: str | None = setting(None, "A column with the target's own answers. Default: it answers now.", panel=DATA)
+    store: Path | None = setting(None, "Folder for what the target makes of each text, computed once.", panel=HOW)
     bf16: bool = setting(False, "Mixed precision with bfloat16.", panel=HOW)
     report_to: str = setting("none", "A logger that transformers knows, such as tensorboard or wandb.", panel=HOW)
     machine: Machine = field(default_factory=Machine)
@@ -121,9 +111,7 @@ def train_command(settings: Options) -> None:
                 report_to=[] if options.report_to == "none" else [options.report_to],
             )
     except KeyboardInterrupt as interrupt:
-        say(
-            f"stopped; {options.output} has what was made so far, and the same command with --resume goes on from there."
-        )
+        say(f"stopped; {options.output} has what was made, and the same command with --resume goes on from there.")
         raise typer.Exit(STOPPED) from interrupt
     if is_first:
         console = Console(highlight=False)

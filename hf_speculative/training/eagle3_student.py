@@ -88,12 +88,7 @@ class Eagle3Student(HeadStudent):
         return [Prediction.along(logits, step + 1, self.decay**step) for step, logits in enumerate(outputs)]
 
 
-def new_head(
-    target: PreTrainedModel,
-    counts: Tensor,
-    draft_vocab_size: int,
-    num_draft_tokens: int = 5,
-) -> Eagle3Model:
+def new_head(target: PreTrainedModel, counts: Tensor, draft_vocab_size: int, num_draft_tokens: int = 5) -> Eagle3Model:
     """A head for `target`, in float32: its layer random, its output layer the target's.
 
     Args:

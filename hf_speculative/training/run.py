@@ -107,13 +107,11 @@ class Run:
     def begin(self, resume: bool) -> None:
         """Refuses what cannot work, before anything is computed."""
         path, shown = self.folder / FILE, f"`output={str(self.folder)!r}`"
-        files.check_folder("`output`", self.folder)
+        files.check_output("`output`:", path, makes_folders=True)
         if path.exists() and not resume:
             raise ValueError(f"{shown} holds a run already: go on with `resume=True`, or name another folder.")
         if resume and not path.exists() and not (self.folder / ANSWERS).exists():
-            raise ValueError(
-                f"{shown} holds no run to go on with: name its folder, or begin one without `resume=True`."
-            )
+            raise ValueError(f"{shown} holds no run to go on with: name its folder, or begin one without `resume`.")
         self.before = Trained.read(self.folder) if path.exists() else None
         if self.before is not None:
             self.before.check(self.settings.to_dict())
@@ -276,9 +274,8 @@ class Run:
 
     def _trainer(self, num_steps: int, every: int, is_new: bool = True) -> DraftTrainer:
         settings, collator = self.settings, self.collator
-        chosen = defaults(
-            settings, self.folder / CHECKPOINTS, num_steps, every, self.target.device.type, self.processes.count
-        )
+        num, device = self.processes.count, self.target.device.type
+        chosen = defaults(settings, self.folder / CHECKPOINTS, num_steps, every, device, num)
         trainer = DraftTrainer(
             self.student,
             self.teacher,

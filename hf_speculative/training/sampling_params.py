@@ -16,9 +16,7 @@ class SamplingParams:
     At temperature 0 a draft learns from the distributions at temperature 1, which hold more than their likeliest token.
     """
 
-    temperature: float = setting(
-        1.0, "The temperature at which the target will be used; 0 is greedy decoding.", least=0.0
-    )
+    temperature: float = setting(1.0, "The temperature of use of the target; 0 is greedy decoding.", least=0.0)
     top_k: int = setting(0, "The top-k of that use; 0 is off.", least=0)
     top_p: float = setting(1.0, "The top-p of that use; 1 is off.", above=0.0, most=1.0)
 

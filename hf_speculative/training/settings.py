@@ -42,14 +42,8 @@ class Settings:
     )
     use: SamplingParams = field(default_factory=SamplingParams)
     steps: int | None = setting(None, "Steps of the optimizer.", least=1)
-    minutes: float | None = setting(
-        None,
-        f"Time of the whole run: answers, measuring and training, as many as fit. Default, without steps: {MINUTES:g}.",
-        above=0,
-    )
-    num_prompts: int = setting(
-        512, "Prompts that the target writes itself, where no data is given.", least=2, panel=WHERE
-    )
+    minutes: float | None = setting(None, f"Time, answers included. Default: {MINUTES:g}, without steps.", above=0)
+    num_prompts: int = setting(512, "Prompts that the target writes itself, without data.", least=2, panel=WHERE)
     held_out: int = setting(16, "Prompts to measure on, which are not learned from.", least=1, panel=WHERE)
     max_new_tokens: int = setting(256, "The most tokens of an answer.", least=1, panel=WHERE)
     answers_per_prompt: int = setting(1, "Answers sampled to each prompt: more to learn from.", least=1, panel=WHERE)
@@ -59,16 +53,12 @@ class Settings:
         choices=LOSS_NAMES,
         panel=HOW,
     )
-    lora_rank: int | None = setting(
-        None, "With draft:FOLDER: train a LoRA of this rank on it, then merge it.", least=1, panel=HOW
-    )
+    lora_rank: int | None = setting(None, "With draft:FOLDER: the rank of a LoRA, then merged.", least=1, panel=HOW)
     learning_rate: float | None = setting(None, "Default: 1e-4 for draft:FOLDER, else 1e-3.", above=0, panel=HOW)
     batch_size: int = setting(8, "Texts in a step, of all processes together.", least=1, panel=HOW)
     accumulate: int = setting(1, "Split each step into this many passes, to save memory.", least=1, panel=HOW)
     max_length: int = setting(2048, "Tokens of a text; the rest is cut off.", least=2, panel=HOW)
-    num_evaluations: int = setting(
-        8, "How often acceptance is measured and a checkpoint kept.", "--evaluations", least=1, panel=HOW
-    )
+    num_evaluations: int = setting(8, "Measurements, each with a checkpoint.", "--evaluations", least=1, panel=HOW)
     num_draft_tokens: int | None = setting(
         None,
         "Draft tokens in a round of those measurements, and in the block of dflash and jetspec. Default: 7 for these, else 5.",
@@ -76,16 +66,10 @@ class Settings:
         panel=HOW,
     )
     ttt_steps: int = setting(3, "eagle3: steps on its own states (training-time test).", least=1, panel=HOW)
-    ttt_decay: float = setting(
-        0.8, "eagle3: the weight of each of these steps, over that of the one before.", above=0, panel=HOW
-    )
-    head_layers: int | None = setting(
-        None, "dflash, jetspec: their layers. Default: 1 to 5, by the target's.", least=1, panel=HOW
-    )
+    ttt_decay: float = setting(0.8, "eagle3: the weight of such a step, over the one before.", above=0, panel=HOW)
+    head_layers: int | None = setting(None, "dflash, jetspec: layers. Default: by the target's.", least=1, panel=HOW)
     anchors: int = setting(64, "dflash, jetspec: blocks in each text, at random places.", least=1, panel=HOW)
-    draft_vocab_size: int = setting(
-        32000, "eagle3, dflash: propose only this many tokens, the most frequent ones.", least=1, panel=HOW
-    )
+    draft_vocab_size: int = setting(32000, "eagle3, dflash: the tokens to propose, most frequent.", least=1, panel=HOW)
     seed: int = setting(0, "Random seed.")
 
     def __post_init__(self):
@@ -108,7 +92,7 @@ class Settings:
             object.__setattr__(self, "minutes", MINUTES)
         if self.answers_per_prompt > 1 and self.use.temperature == 0:
             raise ValueError(
-                f"`answers_per_prompt={self.answers_per_prompt}` greedy answers are one and the same: give a `temperature`."
+                f"`answers_per_prompt={self.answers_per_prompt}` greedy answers are one and the same: sample."
             )
 
     @property

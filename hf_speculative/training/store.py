@@ -6,11 +6,10 @@ their size. Where a target does something with its logits after that layer, they
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
@@ -19,8 +18,6 @@ from ..measuring.fingerprint import fingerprint
 from ..reports import files
 from .head_student import num_layers
 from .teacher import Teacher, TeacherOutputs
-
-KEPT = "what was recorded before is kept, and the same call goes on once there is room"
 
 
 class StoredTeacher(Teacher):
@@ -48,7 +45,7 @@ class StoredTeacher(Teacher):
         if not all(path.exists() for path in paths):
             found = self._computed(input_ids, attention_mask, labels)
             for row, (ids, path) in enumerate(zip(texts, paths, strict=True)):
-                self._write(path, {name: found[name][row, : len(ids)].cpu().clone() for name in self.names})
+                files.write(path, save({name: found[name][row, : len(ids)].cpu().clone() for name in self.names}))
         rows = [load_file(path, str(input_ids.device)) for path in paths]
         read = {name: pad_sequence([row[name] for row in rows], batch_first=True) for name in self.names}
         logits = read["logits"] if "logits" in read else self.output(read["last"])
@@ -60,12 +57,6 @@ class StoredTeacher(Teacher):
         assert lesson.states is not None
         size = lesson.states.shape[-1] // len(self.teacher.layers)
         return {"states": lesson.states[..., :-size], "last": lesson.states[..., -size:], "logits": lesson.logits}
-
-    def _write(self, path: Path, tensors: dict[str, Tensor]) -> None:
-        beside = path.with_suffix(f".{os.getpid()}")  # another process may record the same text
-        with files.named(self.folder, KEPT):
-            save_file(tensors, beside)
-            os.replace(beside, path)
 
 
 def _digest(*values: str | int) -> str:

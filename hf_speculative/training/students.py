@@ -39,9 +39,7 @@ def check(settings: Settings, target: PreTrainedModel, tokenizer: PreTrainedToke
         student = _head_student(small, target, torch.zeros(_vocab_size(target), dtype=torch.long))
         Teacher(target, student.hidden_layers)
     elif auto_class_for(settings.value) and tokenizer_of_draft(settings.value, tokenizer) is not None:
-        raise ValueError(
-            f"`head={settings.head!r}`: its tokenizer is not the target's: give a model with that, or `head='layers:N'`."
-        )
+        raise ValueError(f"`head={settings.head!r}`: its tokenizer is not the target's: give another head.")
 
 
 def new_student(settings: Settings, target: PreTrainedModel, examples: Sequence[Example]) -> Student:

@@ -56,15 +56,7 @@ class DraftTrainer(Trainer):
         NotFinite: in a step whose loss is NaN or infinite. Its batch is kept beside the checkpoints.
     """
 
-    def __init__(
-        self,
-        student: Student,
-        teacher: Teacher,
-        loss: str,
-        use: SamplingParams,
-        meter: Meter,
-        **kwargs,
-    ):
+    def __init__(self, student: Student, teacher: Teacher, loss: str, use: SamplingParams, meter: Meter, **kwargs):
         super().__init__(model=student.module, eval_dataset=meter.prompts, **kwargs)
         self.student, self.teacher, self.loss, self.use, self.meter = student, teacher, LOSSES[loss], use, meter
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the tokens of the whole step

@@ -2,11 +2,10 @@
 
 import itertools
 import shlex
-from itertools import starmap
 from pathlib import Path
 
 from ..command.arguments import Reading
-from ..hub.card_text import pipeline_lines
+from ..hub import card_text
 from ..measuring import plan
 from ..measuring.render.tables import DASH, Line, Table
 from ..reports.formats import number, percent, plural
@@ -76,23 +75,20 @@ def facts(result: Trained) -> dict[str, str]:
 
 def acceptance(result: Trained) -> Table:
     """Acceptance before and after: the length, then each position."""
-    num_positions = len(next(iter(result.curve[0].by_position.values()))) if result.curve else 0
-    rows = {
-        f"{way_name(result, way)}, {name}": [
-            _length(point, way),
-            *(DASH if is_too_short(point, way) else percent(rate) for rate in point.by_position[way]),
-        ]
-        for way in ways(result)
-        for name, point in (("before", result.before), ("after", result.after))
-        if point is not None
-    }
-    return Table(["acceptance length", *map(str, range(1, num_positions + 1))], list(starmap(Line, rows.items())))
+    lines = []
+    for way, (name, point) in itertools.product(ways(result), (("before", result.before), ("after", result.after))):
+        if point is not None:
+            rates = enumerate(point.by_position[way], start=1)
+            by_position = {str(n): DASH if is_too_short(point, way) else percent(rate) for n, rate in rates}
+            figures = {"acceptance length": _length(point, way), **by_position}
+            lines.append(Line(f"{way_name(result, way)}, {name}", figures))
+    return Table(lines)
 
 
 def curve(result: Trained) -> Table:
     """The learning curve: acceptance lengths by step."""
-    rows = {f"{p.step:,}": [_length(p, way) for way in ways(result)] for p in result.curve}
-    return Table([way_name(result, way) for way in ways(result)], list(starmap(Line, rows.items())))
+    names = {way: way_name(result, way) for way in ways(result)}
+    return Table([Line(f"{p.step:,}", {names[way]: _length(p, way) for way in names}) for p in result.curve])
 
 
 def is_too_short(point: Point, way: str) -> bool:
@@ -128,4 +124,4 @@ def usage(result: Trained) -> str:
     """Lines to paste. A folder of this machine is named without those around it, which others do not have."""
     names = (result.target, result.folder)
     target, folder = (short(name) if Path(name).is_absolute() else str(name) for name in names)
-    return pipeline_lines(target, folder, bool(result.data.get("is_chat")))
+    return card_text.usage(target, bool(result.data.get("is_chat")), folder)

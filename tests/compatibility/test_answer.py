@@ -1,12 +1,14 @@
 """`hf_speculative.check`: which path, which vocabulary strategy, and the proof; and whether it is worth it."""
 
+import copy
 import json
 
 import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative.models import probe, verified_types
+from hf_speculative.compatibility.fit import made_for, notes_on
+from hf_speculative.models import probe
 from tests.architectures.check import build
 from tests.support import tiny, tongues
 
@@ -61,13 +63,6 @@ def test_vocabularies(do_sample, strategy):
     assert hs.check(model, model, ours, ours).vocabulary.strategy == "same"
 
 
-def test_who_takes_chains_only(monkeypatch):
-    assert hs.check(tiny.llama()).target.chains is None
-    assert "universal path" in hs.check(build("causal", "bloom")).target.chains
-    monkeypatch.setattr(verified_types, "TESTED_TREES", frozenset())
-    assert "branches" in hs.check(tiny.llama()).target.chains
-
-
 def test_measuring_advises(target, twin):
     found = hs.check(target, twin, measure=True, prompts=[[5, 6, 7]], batch_sizes=[1], seconds=1, progress=False)
     assert found and found.advice.parameters == {"target": target.num_parameters(), "draft": twin.num_parameters()}
@@ -81,9 +76,8 @@ def test_measuring_advises(target, twin):
 
 
 def test_a_draft_that_does_not_fit_is_left_out_of_the_advice(target):
-    found = hs.check(
-        target, tiny.llama(vocab_size=5000), measure=True, prompts=[[5, 6]], batch_sizes=[1], seconds=1, progress=False
-    )
+    how = {"measure": True, "prompts": [[5, 6]], "batch_sizes": [1], "seconds": 1, "progress": False}
+    found = hs.check(target, tiny.llama(vocab_size=5000), **how)
     assert not found and "5000 entries" in found.reason
     drafts = {setting.draft for setting in found.advice.evaluations[1].settings}
     assert drafts == {None}
@@ -101,3 +95,15 @@ def test_what_cannot_be_measured_is_refused(target):
         hs.check(target, measure=True, prompts=[])
     with pytest.raises(ValueError, match=r"`input_features` was given"):
         hs.check(target, measure=True, input_features=torch.ones(1))
+
+
+def test_the_target_that_a_head_was_made_for():
+    target, draft = tiny.llama(), tiny.llama()
+    draft.config = copy.deepcopy(draft.config)
+    target.config.name_or_path = "Qwen/Qwen3-8B"
+    assert made_for(draft) is None and notes_on(target, draft) == ()
+    draft.config.speculators_config = {"verifier": {"name_or_path": "Qwen/Qwen3-4B"}}
+    (note,) = notes_on(target, draft)
+    assert "names Qwen/Qwen3-4B as the target it was made for, and this one is Qwen/Qwen3-8B" in note
+    draft.config.speculators_config = {"verifier": {"name_or_path": "/models/qwen3-8b"}}
+    assert notes_on(target, draft) == (), "a copy of it in a folder"

@@ -17,11 +17,8 @@ from tests.support import fitted, tied
 PROMPTS = [[5 + 3 * i, 9, 3 + 2 * i] for i in range(12)]
 IDS = "eagle_aux_hidden_state_layer_ids"
 #: what the file says that is wrong, and what sets it right
-MISREAD = {
-    "indices one too high": {IDS: [3, 4, 6]},
-    "indices one too low": {IDS: [1, 2, 4]},
-    "residual after the norm": {"norm_before_residual": True},
-}
+MISREAD = {"indices one too high": {IDS: [3, 4, 6]}, "indices one too low": {IDS: [1, 2, 4]}}
+MISREAD["residual after the norm"] = {"norm_before_residual": True}
 RIGHT = {IDS: fitted.LAYERS, "norm_before_residual": False}
 
 

@@ -63,11 +63,8 @@ def test_the_pair_comes_back_attached(folder, target, inputs):
 def test_what_is_attached_is_what_is_saved(target, draft, tmp_path):
     model = hs.attach(tiny.copy.deepcopy(target), draft, config=hs.SpeculativeConfig(reproducible=True))
     hs.save_pretrained(model, tmp_path)
-    assert json.loads((tmp_path / FILE_NAME).read_text()) == {
-        "draft_model": "./draft",
-        "reproducible": True,
-        "hf_speculative_version": hs.__version__,
-    }
+    written = {"draft_model": "./draft", "reproducible": True, "hf_speculative_version": hs.__version__}
+    assert json.loads((tmp_path / FILE_NAME).read_text()) == written
     loaded = hs.from_pretrained(tmp_path, speculative_config=hs.SpeculativeConfig(num_draft_tokens=2))
     assert (loaded.generate.config.reproducible, loaded.generate.config.num_draft_tokens) == (True, 2)
 
@@ -137,9 +134,7 @@ def test_nothing_else_of_this_machine_is_loaded_in_its_place(target, draft, tmp_
     with pytest.raises(ValueError, match=r"names \./link, a link that leads out of it"):
         hs.from_pretrained("repo")
     write(tmp_path / "repo", draft_model="org/evil")
-    with pytest.raises(
-        ValueError, match=r"names org/evil on the Hub, and the working directory has something of that name"
-    ):
+    with pytest.raises(ValueError, match=r"names org/evil on the Hub, and the working directory has something"):
         hs.from_pretrained("repo")
     export_generate(tmp_path / "repo")
     model = AutoModelForCausalLM.from_pretrained("repo", trust_remote_code=True)

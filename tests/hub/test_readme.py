@@ -82,9 +82,8 @@ def test_other_shapes_of_cards(code, tmp_path, before, kept):
     assert kept in text and "## Speculative decoding" in text
     assert "speculative-decoding" in ModelCard(text.removeprefix("\ufeff")).data.tags
     if "license: " in before:
-        assert (
-            ModelCard(text.removeprefix("\ufeff")).data.license == ModelCard(before.removeprefix("\ufeff")).data.license
-        )
+        ours, theirs = (ModelCard(one.removeprefix("\ufeff")).data.license for one in (text, before))
+        assert ours == theirs
     assert hs.card(code, path) == text
 
 

@@ -14,12 +14,9 @@ from hf_speculative.measuring import Evaluation, plan
 from hf_speculative.measuring.bench import prompts
 from hf_speculative.measuring.rows import BadRow, read_prompts
 from hf_speculative.tokenizers.chat import around_a_turn, chat_keywords, end_tokens
+from tests.support.evaluations import TEMPLATE
 from tests.support.files import write_prompts
 
-TEMPLATE = (
-    "{% for message in messages %}# {{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}def {% endif %}"
-)
 MESSAGES = [{"role": "user", "content": "area of a square"}]
 
 

@@ -25,11 +25,15 @@ def without_real_weights(monkeypatch):
     monkeypatch.setattr(demo, "example_pair", missing)
 
 
-def test_the_command_shows_it(monkeypatch):
-    result = CliRunner().invoke(
-        app, ["generate", "--demo", "--max-new-tokens", "6", "--repeats", "2"], env={"COLUMNS": "100"}
-    )
+def show(num_tokens, repeats):
+    command = ["generate", "--demo", "--max-new-tokens", num_tokens, "--repeats", repeats]
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "100"})
     assert result.exit_code == 0, result.output
+    return result
+
+
+def test_the_command_shows_it():
+    result = show("6", "2")
     for scene in demo.CODE:
         assert scene.title in result.output
     assert result.output.count("plain, 6 passes") == 3
@@ -47,10 +51,7 @@ def test_a_chat_model_answers(monkeypatch):
     except ValueError as error:
         pytest.skip(str(error))
     monkeypatch.setattr(demo, "example_pair", example_pair)
-    result = CliRunner().invoke(
-        app, ["generate", "--demo", "--max-new-tokens", "24", "--repeats", "1"], env={"COLUMNS": "100"}
-    )
-    assert result.exit_code == 0, result.output
+    result = show("24", "1")
     assert result.output.count("plain, ") == 3 and "the same texts" in re.sub(r"\s+", " ", result.output)
     assert "def " in result.output and "<|im_end|>" not in result.output
 

@@ -54,21 +54,12 @@ def test_few_batches_prove_nothing():
     assert handmade([[], [], []]).recommendations == []
 
 
-def test_as_a_table_and_in_a_line(tmp_path):
+def test_as_a_table_and_in_a_line():
     evaluation = handmade([[4.0] * 8, [2.0] * 8, [2.5] * 8])
     evaluation.header["target"] = "org/big"
     table = evaluation.to_pandas()
     assert list(table.index) == [setting.name for setting in evaluation.settings]
     assert table["speedup"].tolist()[1:] == pytest.approx([2.0, 1.6]) and table["speedup"].isna().iloc[0]
     assert table.loc[A2.name, "speedup_low"] == 2.0 and "draft_acceptance_rate" in table and "temperature" in table
-    evaluation.to_csv(tmp_path / "table.csv")
-    lines = (tmp_path / "table.csv").read_text().splitlines()
-    assert len(lines) == 4 and lines[0].startswith("setting,temperature,") and A2.name in lines[2].replace('"', "")
     assert "3 settings, 8 batches" in repr(evaluation) and "2.00x (2.00 to 2.00): a, 2 tokens" in repr(evaluation)
-    by_prompt = evaluation.to_pandas("prompt")
-    assert by_prompt.index.names == ["setting", "prompt"] and len(by_prompt) == 3 * 8
-    assert by_prompt.loc[(A2.name, 5), "batch_speedup"] == 2.0 and by_prompt.loc[(A2.name, 5), "is_identical"]
     assert sorted(evaluation.speedups(A2)) == [*range(8)]
-    assert len(handmade([[], [], []]).to_pandas("prompt")) == 0
-    with pytest.raises(ValueError, match="`by='row'`: give 'setting'"):
-        evaluation.to_csv(tmp_path / "table.csv", by="row")

@@ -87,18 +87,16 @@ def test_data_sets(tmp_path):
 
 def test_ways_to_a_prompt(evaluate, tokenizer, monkeypatch):
     assert reader("q", ROWS)(ROWS[0]) == "a = 1"
-    assert (
-        reader("# {{ q }}\n{% for turn in turns %}\n{{ turn.role }}\n{% endfor %}", ROWS)(ROWS[0]) == "# a = 1\nuser\n"
-    )
+    template = "# {{ q }}\n{% for turn in turns %}\n{{ turn.role }}\n{% endfor %}"
+    assert reader(template, ROWS)(ROWS[0]) == "# a = 1\nuser\n"
     with pytest.raises(ValueError, match="'nowhere' is undefined"):
         reader("{{ nowhere }}", ROWS)(ROWS[0])
     with pytest.raises(ValueError, match="no Jinja template"):
         reader("{{ q ", ROWS)
     with pytest.raises(ValueError, match="no column of the data set, which has q, turns"):
         reader("prompt", ROWS)
-    monkeypatch.setattr(
-        tokenizer, "chat_template", "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}>>"
-    )
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}>>"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
     evaluation = evaluate(ROWS, prompt="turns")
     assert evaluation.rows(evaluation.settings[0])[0].prompt == "<user>hello>>"
     assert [row.index for row in evaluation.bad_rows] == [1]

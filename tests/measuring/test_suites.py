@@ -17,12 +17,8 @@ from hf_speculative.measuring.render import suites as tables
 from hf_speculative.measuring.suites import MASKED, SUITES, questions
 from hf_speculative.training.prompts import read_data
 from tests.support import site_hooks
-from tests.support.evaluations import counts, kill_after
+from tests.support.evaluations import TEMPLATE, counts, kill_after
 
-TEMPLATE = (
-    "{% for message in messages %}# {{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}def {% endif %}"
-)
 #: a row of each suite as its file has it, and what the user says
 ROWS = {
     "speed-bench/throughput_1k": (
@@ -152,9 +148,8 @@ def test_each_turn_comes_after_the_models_own_answers(evaluate, tokenizer, is_ch
         for turn, index in zip(turns, [number, *(next(later) for _ in turns[1:])], strict=True):
             said.append({"role": "user", "content": turn})
             if is_chat:
-                expected = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)[
-                    "input_ids"
-                ]
+                rendered = tokenizer.apply_chat_template(said, add_generation_prompt=True, return_dict=True)
+                expected = rendered["input_ids"]
             else:
                 expected = tokenizer("\n\n".join(one["content"] for one in said))["input_ids"]
             assert plain[index].prompt == tokenizer.decode(expected, skip_special_tokens=True)
@@ -254,9 +249,7 @@ def test_what_takes_too_much_memory_is_told_and_the_rest_kept(chats, tmp_path, m
     monkeypatch.setattr(decoder.Decoder, "warm_up", full)
     result = run("--suite", chats, "--batch", "2,1", "--json", tmp_path / "a.json")
     assert result.exit_code == 0, result.output
-    assert (
-        "chats, T=0, concurrency 2: out of memory, at an allocation of 2.50 GiB: decode fewer prompts" in result.stderr
-    )
+    assert "concurrency 2: out of memory, at an allocation of 2.50 GiB: decode fewer prompts" in result.stderr
     assert {cell["concurrency"] for cell in json.loads((tmp_path / "a.json").read_text())["cells"]} == {1}
 
 

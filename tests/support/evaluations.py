@@ -7,6 +7,11 @@ from hf_speculative.measuring.journal import Call, Journal, Row
 from hf_speculative.measuring.settings import Setting, with_baselines
 
 TEXTS = ["def main():\n", "import os\n", "class A:\n    x = 1\n", "for line in lines:\n", "return x"]
+#: a chat template
+TEMPLATE = (
+    "{% for message in messages %}# {{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}def {% endif %}"
+)
 OPTIONS = {"max_new_tokens": 12, "num_draft_tokens": (3,), "progress": False}
 
 

@@ -34,9 +34,8 @@ def test_value_and_gradient(monkeypatch, name, dtype, num_counted):
     counted = (torch.randperm(36) < num_counted).view(4, 9)
     ours = torch.randn(4, 9, VOCAB, dtype=dtype, requires_grad=True)
     theirs = ours.detach().clone().requires_grad_()
-    found, expected = (
-        f(p, x, counted, weights, losses.LOSSES[name]) for f, x in ((in_pieces, ours), (of_whole, theirs))
-    )
+    ways, loss = ((in_pieces, ours), (of_whole, theirs)), losses.LOSSES[name]
+    found, expected = (f(p, x, counted, weights, loss) for f, x in ways)
     torch.testing.assert_close(found, expected)
     for total in (found, expected):
         (total / 3).backward()  # divided, as by the tokens of a step

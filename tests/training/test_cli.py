@@ -59,8 +59,6 @@ def test_what_cannot_work_is_said_at_once(tmp_path, monkeypatch):
         return result.stderr
 
     monkeypatch.setattr(prompts, "read_rows", lambda *args, **kwargs: 1 / 0)  # nothing is read before
-    assert "give one of eagle3, dflash, jetspec, tables, layers:N, draft:FOLDER" in refused("--head", "medusa")
-    assert "choose one of lk_hybrid" in refused("--loss", "mse")
     assert "cannot be split into 3 equal passes" in refused("--batch-size", 8, "--accumulate", 3)
     assert "the target has 12 layers" in refused("--head", "layers:12")
     assert "`--learning-rate -1.0`: give more than 0" in refused("--learning-rate", -1)
@@ -71,7 +69,7 @@ def test_what_cannot_work_is_said_at_once(tmp_path, monkeypatch):
     assert result.exit_code == 2 and "--split is about --data: name a file" in result.stderr
     path = tmp_path / "file"
     path.write_text("")
-    assert "is no folder" in refused("--output", path)
+    assert f"there is no folder {path}" in refused("--output", path)
     assert not out.exists()
 
 

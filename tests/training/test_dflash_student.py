@@ -62,9 +62,8 @@ def test_logits_are_those_of_the_drafter(kind, student, tmp_path):
     """Of each anchor, in texts of unequal length: those of a plain computation, which the drafter is compared with, too."""
     student, plain = student(kind)
     target, data = student.target, lessons.examples(student.target, 3, length=14)
-    batch = lessons.trainer(target, None, tmp_path, student=student).data_collator(
-        [example.cut(19 - 3 * row) for row, example in enumerate(data)]
-    )
+    cut = [example.cut(19 - 3 * row) for row, example in enumerate(data)]
+    batch = lessons.trainer(target, None, tmp_path, student=student).data_collator(cut)
     lesson = Teacher(target, student.hidden_layers)(**batch)
     inputs = student.inputs(lesson)
     (guess,) = student.predictions(student.module(**inputs), lesson)
@@ -84,9 +83,8 @@ def test_logits_are_those_of_the_drafter(kind, student, tmp_path):
 def test_a_loss_over_all_anchors_by_hand(deep, tmp_path):
     """The mean over tokens of answers of the mean over the places of a block, the first counting most."""
     student = new_student(deep)
-    trainer = lessons.trainer(
-        deep, None, tmp_path, student=student, loss="forward_kl", use=SamplingParams(temperature=0.7)
-    )
+    use = SamplingParams(temperature=0.7)
+    trainer = lessons.trainer(deep, None, tmp_path, student=student, loss="forward_kl", use=use)
     inputs = trainer.data_collator([one.cut(10 + row) for row, one in enumerate(lessons.examples(deep, 3))])
     lesson = trainer.teacher(**inputs)
     given = student.inputs(lesson)
@@ -136,8 +134,7 @@ def test_a_saved_head_is_read_again(deep, kind, layout, tmp_path):
     guesses = []
     for one in (student, again):
         torch.manual_seed(1)
-        lesson = Teacher(deep, one.hidden_layers)(
-            **lessons.trainer(deep, None, tmp_path, student=one).data_collator(lessons.examples(deep, 2))
-        )
+        batch = lessons.trainer(deep, None, tmp_path, student=one).data_collator(lessons.examples(deep, 2))
+        lesson = Teacher(deep, one.hidden_layers)(**batch)
         guesses.append(one.predictions(one.module(**one.inputs(lesson)), lesson)[0].logits)
     torch.testing.assert_close(*guesses)

@@ -34,10 +34,8 @@ def test_a_lora_trains_little_and_is_merged(target, tmp_path):
     student = DraftStudent(draft, target, lora_rank=2)
     trainable = sum(weight.numel() for weight in student.module.parameters() if weight.requires_grad)
     assert 0 < trainable < 0.25 * len(before)
-    meter = lessons.meter(target)
-    trainer = lessons.trainer(
-        target, None, tmp_path / "run", student=student, meter=meter, max_steps=20, learning_rate=5e-3
-    )
+    given = {"student": student, "meter": lessons.meter(target), "max_steps": 20, "learning_rate": 5e-3}
+    trainer = lessons.trainer(target, None, tmp_path / "run", **given)
     trainer.evaluate()
     trainer.train()
     trainer.evaluate()

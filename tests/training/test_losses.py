@@ -10,12 +10,7 @@ from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.settings import NEEDS_ALL_TOKENS
 
 VOCAB = 7
-USES = [
-    SamplingParams(),
-    SamplingParams(temperature=0.6),
-    SamplingParams(temperature=1.3, top_k=4),
-    SamplingParams(temperature=0.8, top_p=0.7),
-]
+USES = [SamplingParams(*given) for given in ((1.0,), (0.6,), (1.3, 4), (0.8, 0, 0.7))]
 
 
 def overlap(p, q):
@@ -59,9 +54,8 @@ def test_values_and_gradients_are_those_of_the_definition(name, use):
 def test_the_targets_distributions_are_those_of_generate(use, target):
     """Those that plain `generate` draws from, with the same settings."""
     ids = torch.randint(1, 61, (1, 6))
-    output = target.generate(
-        ids, max_new_tokens=3, **use.generate_kwargs, return_dict_in_generate=True, output_scores=True
-    )
+    asked = use.generate_kwargs | {"return_dict_in_generate": True, "output_scores": True}
+    output = target.generate(ids, max_new_tokens=3, **asked)
     logits = target(output.sequences).logits[0, 5:-1]
     expected = torch.cat(output.scores).log_softmax(-1)
     found = use.of_target(logits)

@@ -25,14 +25,8 @@ from tests.support import blocks, tiny
 from tests.support.costs import fix_costs
 
 PROMPTS = [{"prompt": ids} for ids in torch.randint(2, tiny.VOCAB, (12, 5), generator=torch.manual_seed(0)).tolist()]
-SETTINGS = {
-    "head": "layers:1",
-    "steps": 4,
-    "num_evaluations": 2,
-    "batch_size": 4,
-    "max_new_tokens": 10,
-    "num_draft_tokens": 3,
-}
+SETTINGS = {"head": "layers:1", "steps": 4, "num_evaluations": 2, "batch_size": 4}
+SETTINGS |= {"max_new_tokens": 10, "num_draft_tokens": 3}
 
 
 @pytest.fixture(scope="module")

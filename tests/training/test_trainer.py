@@ -47,9 +47,8 @@ def test_one_text_learned_by_heart_is_accepted_whole(deep, kind, steps, learning
 def test_the_loss_is_that_of_the_answers_alone(target, unlike, tmp_path):
     """Summed over their tokens by hand; neither prompts nor padding count."""
     data = lessons.examples(target, 4)
-    trainer = lessons.trainer(
-        target, unlike, tmp_path, data, use=SamplingParams(temperature=0.7), loss="forward_kl", max_steps=1
-    )
+    given = {"use": SamplingParams(temperature=0.7), "loss": "forward_kl", "max_steps": 1}
+    trainer = lessons.trainer(target, unlike, tmp_path, data, **given)
     expected, count = 0.0, 0
     with torch.no_grad():
         for example in data:

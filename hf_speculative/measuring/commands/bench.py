@@ -64,15 +64,11 @@ class Options:
     temperature: str = setting("0", "0 is greedy.")
     new_tokens: int | None = setting(None, "Tokens for each prompt. Default: 64; of a suite, 512 at most.", least=2)
     repeats: int | None = setting(None, "Interleaved repeats, for quartiles. Default: 3; of a suite, 1.", least=1)
-    methods: str = setting(
-        ",".join(DEFAULT_METHODS), f"Of: {', '.join(METHODS)}. Those that the pair has no draft for are left out."
-    )
+    methods: str = setting(",".join(DEFAULT_METHODS), f"Of: {', '.join(METHODS)}, where the pair has the draft.")
     raw: bool = raw_setting()
     machine: Machine = field(default_factory=Machine)
     results: Path | None = setting(None, "Folder of results, one file for each cell. The same command continues them.")
-    report: Path | None = setting(
-        None, "Write all tables to this file: Markdown if it ends in .md, else one HTML page."
-    )
+    report: Path | None = setting(None, "Write all tables to this file: Markdown if it ends in .md, else an HTML page.")
     json_file: Path | None = setting(None, "Write all figures to this JSON file.", "--json")
     glossary: bool = setting(False, "Say below the tables what the figures mean.")
 

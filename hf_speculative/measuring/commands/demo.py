@@ -1,12 +1,10 @@
 """`hf-speculative generate --demo`: three answers of a chat model, plain and speculative side by side, then one sentence."""
 
-import statistics
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
@@ -20,7 +18,6 @@ from ...embedded.examples import example_pair
 from ...generation import attach
 from ...reports.pages import visible
 from ...reports.terminal import as_text
-from ...reports.timing import timed
 from ..comparison import Piece, Texts
 from ..drafts import NamedDraft
 from ..render.screen import STYLES
@@ -33,8 +30,6 @@ from ..speedup import Speedup, Work, interval
 NUM_TOKENS, REPEATS = 72, 3
 #: texts are replayed this many times slower, to be followed by eye
 SLOWER = 4.0
-#: timed passes for each number of threads
-PASSES = 15
 COLOURS = "[green]Green[/]: draft tokens that the target kept; [bold]bold[/]: the target's own."
 HOW_TO_GO_ON = """\
 Your own models:   hf-speculative generate --model Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B "Once upon a time"
@@ -118,7 +113,6 @@ def stage() -> Stage:
         target, head, tokenizer = embedded_pair(head=True)
         said = f"SmolLM2 is not here: {error}\nSo this is a target of 8 million weights that writes what looks like Python."
         return Stage(target, head, tokenizer, f"{said}\n{COLOURS}", CODE)
-    choose_threads(target)
     attach(target, draft)
     said = "SmolLM2-135M-Instruct answers three questions. Its draft is a table of what it wrote before."
     return Stage(target, attached_to(target)[0], tokenizer, f"{said}\n{COLOURS}", CHAT)
@@ -126,7 +120,6 @@ def stage() -> Stage:
 
 def show(console: Console, stage: Stage, num_tokens: int = NUM_TOKENS, repeats: int = REPEATS) -> None:
     """Decode, show and time all scenes. On a terminal, texts appear at the pace they were written at, only slower."""
-    choose_threads(stage.target)
     console.print(stage.introduction)
     pairs: list[tuple[Work, Work]] = []
     counts = [0, 0]
@@ -136,9 +129,7 @@ def show(console: Console, stage: Stage, num_tokens: int = NUM_TOKENS, repeats: 
         options = {"max_new_tokens": num_tokens, **scene.kwargs}
         texts = Texts(stage.target, drafts, stage.tokenizer, scene.setting, **options)
         # few frames: they take time from what is measured
-        waiting = console.status(
-            f"text {number} of {len(stage.scenes)}: decoding both ways in turn", refresh_per_second=2
-        )
+        waiting = console.status(f"text {number} of {len(stage.scenes)}: decoding both ways", refresh_per_second=2)
         with waiting if _is_watched(console) else nullcontext():
             plain, ours = texts.timelines(scene.prompt)
             evaluation = evaluate(
@@ -165,19 +156,6 @@ def show(console: Console, stage: Stage, num_tokens: int = NUM_TOKENS, repeats: 
 def _passes(evaluation: Evaluation, setting: Setting) -> int:
     """Target passes of the first repeat."""
     return evaluation.calls[setting.name][0].num_target_passes
-
-
-def choose_threads(target: PreTrainedModel) -> None:
-    """Use the number of threads that is fastest now: fewer than the machine has, where other processes use its cores."""
-    ids = torch.arange(64)[None] % target.config.vocab_size
-    seconds = {}
-    for num in sorted({1, max(1, torch.get_num_threads() // 2), torch.get_num_threads()}):
-        torch.set_num_threads(num)
-        with torch.no_grad():
-            target(ids)
-            times = [timed(lambda: target(ids[:, :4]), target.device)[1] for _ in range(PASSES)]
-        seconds[num] = statistics.median(times)
-    torch.set_num_threads(min(seconds, key=lambda num: seconds[num]))
 
 
 def sentence(passes: int, plain_passes: int, all_same: bool, speedup: Speedup | None) -> str:

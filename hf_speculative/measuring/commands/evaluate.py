@@ -40,9 +40,7 @@ LENGTHS = f"Several with commas; {ADAPTIVE}: chosen each round, by measured cost
 class Options:
     """Options of the command."""
 
-    dataset: str = setting(
-        ..., "A file (.jsonl, .txt, also .gz; .json, .csv, .tsv, .parquet), a folder, or a name on the Hub."
-    )
+    dataset: str = setting(..., "A file (.jsonl, .txt, .json, .csv, .tsv, .parquet), a folder, or a name on the Hub.")
     model: str | None = target_option("Target", is_argument=False)
     draft_model: list[str] | None = option("draft_model", also="Repeat the option for several to compare.")
     reading: Reading = field(default_factory=Reading)
@@ -50,34 +48,22 @@ class Options:
     prompt_lookup: str | None = option("prompt_lookup_num_tokens", "--prompt-lookup", also="Several with commas.")
     temperature: str = setting("0", "Temperatures, separated by commas; 0 is greedy decoding.")
     top_k: int | None = setting(None, "Sample only among the k likeliest tokens; 0 is off.", least=0)
-    top_p: float | None = setting(
-        None,
-        "Sample only among the likeliest tokens whose probabilities add up to this; 1 is off.",
-        least=0.0,
-        most=1.0,
-    )
+    top_p: float | None = setting(None, "Sample the likeliest tokens, up to this sum; 1 is off.", least=0.0, most=1.0)
     max_new_tokens: int = setting(128, "The most tokens to generate for each prompt.", least=1)
     stop: list[str] | None = setting(None, "A text that ends a completion. Repeat the option for several.")
     grammar: str | None = setting(None, GRAMMAR)
     batch_size: int = setting(1, "Prompts decoded together.", least=1)
     seed: int = setting(0, "Random seed for sampling, the same for every setting.")
     score: str | None = setting(None, "A task score: exact_match, or your own as module:function.")
-    references: str | None = setting(
-        None, "What the score compares texts with: a column, or a Jinja template over the columns."
-    )
-    results: Path = setting(
-        Path("eval.jsonl"), "File of results, one line for each call. The same command continues an existing file."
-    )
-    report: Path | None = setting(
-        None, "Write a report to this file: Markdown if it ends in .md, else one HTML page with bars and texts."
-    )
+    references: str | None = setting(None, "What the score compares with: a column, or a Jinja template.")
+    results: Path = setting(Path("eval.jsonl"), "File of results, a line a call. The same command continues it.")
+    report: Path | None = setting(None, "Write a report to this file: Markdown if it ends in .md, else an HTML page.")
     json_file: Path | None = setting(None, "Write all totals to this JSON file.", "--json")
-    csv_file: Path | None = setting(None, "Write a line for each prompt under each setting to this CSV file.", "--csv")
     glossary: bool = setting(False, "Say below the tables what the figures mean.")
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self):
-        check_outputs(results=self.results, report=self.report, json=self.json_file, csv=self.csv_file)
+        check_outputs(results=self.results, report=self.report, json=self.json_file)
         check_data("--dataset", self.dataset)
         check_models(model=self.model, draft_model=self.draft_model)
 
@@ -146,9 +132,6 @@ def eval_command(settings: Options, drafting: dict[str, Any]) -> None:
     err.print(Text(f"results: {results}"))
     if settings.json_file is not None:
         files.write(settings.json_file, json.dumps(evaluation.to_dict(), indent=1) + "\n")
-    if settings.csv_file is not None:
-        evaluation.to_csv(settings.csv_file, by="prompt")
-        err.print(Text(f"figures of each prompt: {settings.csv_file}"))
     if settings.report is not None:
         page.write_report(evaluation, settings.report)
         err.print(Text(f"report: {settings.report}"))

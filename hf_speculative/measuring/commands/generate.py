@@ -38,23 +38,15 @@ ENOUGH = 3
 class Options:
     """Options of the command."""
 
-    prompt: list[str] | None = setting(
-        None,
-        "Prompts: texts to continue. Without any, there is one on standard input; eval reads files.",
-        is_argument=True,
-    )
+    prompt: list[str] | None = setting(None, "Texts to continue. Default: standard input.", is_argument=True)
     demo: bool = setting(False, "Show three answers of a chat model, plain and speculative side by side.")
     model: str | None = target_option("Target, the model whose text you want", is_argument=False)
     draft_model: str | None = option("draft_model", also="A Hub name or folder.")
     num_draft_tokens: int | None = option("num_draft_tokens")
     max_new_tokens: int = setting(96, "How many tokens to generate for each prompt, at most.", least=1)
-    temperature: float = setting(
-        0.0, "0 always takes the likeliest token (greedy decoding); above 0, tokens are sampled.", least=0.0
-    )
+    temperature: float = setting(0.0, "0 takes the likeliest token (greedy); above 0, tokens are sampled.", least=0.0)
     top_k: int = setting(0, "Sample only among the k likeliest tokens; 0 is off.", least=0)
-    top_p: float = setting(
-        1.0, "Sample only among the likeliest tokens whose probabilities add up to this; 1 is off.", least=0.0, most=1.0
-    )
+    top_p: float = setting(1.0, "Sample the likeliest tokens, up to this sum; 1 is off.", least=0.0, most=1.0)
     grammar: str | None = setting(None, GRAMMAR)
     seed: int = setting(0, "Random seed for sampling: the same seed gives the same texts again.")
     batch_size: int = setting(1, "How many prompts are decoded together.", least=1)
@@ -135,7 +127,7 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
     ending = "\n" if texts.is_chat else ""
     shows = not settings.json and (total <= FEW if settings.show_text is None else settings.show_text)
     streams = shows and batch_size == 1
-    if shows and out.is_terminal:
+    if streams and out.is_terminal:
         out.print(screen.MEANING)
     for number, prompt in enumerate(prompts if streams else ()):
         try:
@@ -162,8 +154,7 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
             found = {"prompt": prompts[index], "text": row.text, "identical": is_identical, "statistics": counts}
             print(json.dumps(found))
         elif shows and not streams:
-            from_draft = (chance is not None for chance in row.acceptance_prob)
-            screen.print_text(out, f"{prompts[index]}{ending}", zip(row.pieces, from_draft, strict=True))
+            screen.print_text(out, f"{prompts[index]}{ending}", [(row.text, False)])
     if is_stopped:
         err.print(f"\nstopped after {totals.num_prompts} of {total} prompts")
     if not settings.json:

@@ -26,8 +26,9 @@ def of_table(table: Table, about: str = "setting") -> list[str]:
     Args:
         about: the name of the first column.
     """
-    head = [about, *table.columns]
-    return [row(head), row(["---"] * len(head)), *(row([line.label, *line.figures]) for line in table.lines)]
+    columns = table.columns
+    lines = ([line.label, *(line.figures.get(name, "") for name in columns)] for line in table.lines)
+    return [row([about, *columns]), row(["---"] * (1 + len(columns))), *map(row, lines)]
 
 
 def row(values: Iterable[str]) -> str:

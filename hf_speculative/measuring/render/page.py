@@ -8,31 +8,29 @@ from typing import Any
 from ...reports import files, pages
 from ...reports.formats import plural
 from ..results import Evaluation
-from . import markdown, tables, texts, wording
+from . import markdown, tables, wording
 
 
 def write(found: Mapping[Any, Evaluation], path: Path) -> None:
-    """Write recommendations, tables with bars, and texts with draft tokens marked.
+    """Write recommendations and tables with bars.
 
     The page of an unfinished evaluation says that it is unfinished.
 
     Args:
         found: evaluations by place, as `tables.sections` takes them.
     """
-    first, all_sections = next(iter(found.values())), tables.sections(found)
+    first = next(iter(found.values()))
     values = {
         "title": wording.title(first),
         "about": f"Speculative decoding against plain decoding. {wording.about(first)}",
         "notes": [
             wording.at_place(place, wording.progress(one)) for place, one in found.items() if not one.is_complete
         ],
-        "by_place": tables.speedup_by_place(all_sections) if len(found) > 1 else None,
-        "sections": all_sections,
+        "sections": tables.sections(found),
         "differences": [one for evaluation in found.values() for one in evaluation.differences],
         "bad_rows": [row for evaluation in found.values() for row in evaluation.bad_rows],
         "facts": wording.facts(first),
         "json": json.dumps([one.to_dict() for one in found.values()], indent=1, ensure_ascii=False, allow_nan=False),
-        "texts": texts.texts,
         "wording": wording,
         "plural": plural,
     }

@@ -131,7 +131,7 @@ def print_table(console: Console, figures: Table, title: str = "") -> None:
 
 
 def _table(figures: Table, title: str, left_out: Sequence[str]) -> RichTable:
-    shown = [index for index, name in enumerate(figures.columns) if name not in left_out]
+    shown = [name for name in figures.columns if name not in left_out]
     table = RichTable(
         title=as_text(title, "bold") if title else None,
         title_justify="left",
@@ -140,11 +140,10 @@ def _table(figures: Table, title: str, left_out: Sequence[str]) -> RichTable:
         header_style="dim",
     )
     table.add_column("", min_width=min(NAME_WIDTH, max(len(line.label) for line in figures.lines)))
-    for index in shown:
-        name = figures.columns[index]
+    for name in shown:
         table.add_column(as_text(wording.SHORT.get(name, name)), justify="right", no_wrap=True)
     for line in figures.lines:
         best = "bold green" if line.tone == "gain" else "bold"
         style = best if line.is_best else "red" if line.tone == "loss" else ""
-        table.add_row(as_text(line.label), *(line.figures[index] for index in shown), style=style)
+        table.add_row(as_text(line.label), *(line.figures.get(name, "") for name in shown), style=style)
     return table

@@ -15,7 +15,7 @@ from ..results import Evaluation, user_speed
 from ..settings import Setting
 from ..speedup import INTERVAL
 from . import markdown, wording
-from .tables import Table, figures, table_of, tone_of
+from .tables import Line, Table, figures, tone_of
 
 #: version of the file format
 FORMAT = 1
@@ -110,14 +110,12 @@ def tables(run: Run) -> dict[str, Table]:
     """By title: a line for each setting in each cell, its acceptance by position, and its categories."""
     cells, spread_name = run["cells"], run.get("spread", INTERVAL)
     rates = [(cell, (cell["statistics"] or {}).get("per_position_acceptance_rate") or []) for cell in cells]
-    by_position = [
-        (cell, {str(n): percent(rate) for n, rate in enumerate(known, start=1)}) for cell, known in rates if known
-    ]
+    shares = [(cell, {str(n): percent(rate) for n, rate in enumerate(known, start=1)}) for cell, known in rates]
     categories = [(cell, name, one) for cell in cells for name, one in cell["categories"].items()]
     found = {
-        "": table_of(_line(cell, figures(cell, spread_name)) for cell in cells),
-        "Acceptance by position": table_of(_line(cell, known) for cell, known in by_position),
-        "By category": table_of(_line(cell, figures(one, spread_name), f": {name}") for cell, name, one in categories),
+        "": Table([_line(cell, figures(cell, spread_name)) for cell in cells]),
+        "Acceptance by position": Table([_line(cell, known) for cell, known in shares if known]),
+        "By category": Table([_line(cell, figures(one, spread_name), f": {name}") for cell, name, one in categories]),
     }
     return {title: table for title, table in found.items() if table.lines}
 
@@ -132,7 +130,7 @@ def side_by_side(runs: Sequence[Run]) -> Table:
             key, shown = tuple(cell[name] for name in KEYS), figures(cell, INTERVAL)
             _, found = lines.setdefault(key, (cell, dict.fromkeys(columns.values(), "")))
             found |= {columns[name, number]: shown[name] for name in COMPARED}
-    return table_of(_line(cell, found) for cell, found in lines.values())
+    return Table([_line(cell, found) for cell, found in lines.values()])
 
 
 def text(runs: Sequence[Run]) -> str:
@@ -147,6 +145,7 @@ def text(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def _line(cell: Run, found: dict[str, str], part: str = "") -> tuple[str, dict[str, str], bool, str]:
+def _line(cell: Run, found: dict[str, str], part: str = "") -> Line:
     place = {"T": f"{cell['temperature']:g}", "concurrency": f"{cell['concurrency']}", "setting": f"{cell['setting']}"}
-    return f"{cell['suite']}{part}", place | found, False, tone_of(None if part else cell.get("speedup_interval"))
+    tone = tone_of(None if part else cell.get("speedup_interval"))
+    return Line(f"{cell['suite']}{part}", place | found, tone=tone)

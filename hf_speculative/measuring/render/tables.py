@@ -18,7 +18,7 @@ DASH = "\u2013"
 
 @dataclass(frozen=True)
 class Line:
-    """What a row is about, such as a setting, and its figures, one for each column.
+    """What a row is about, such as a setting, and its figures by column.
 
     Attributes:
         is_best: it is recommended.
@@ -26,17 +26,22 @@ class Line:
     """
 
     label: str
-    figures: list[str]
+    figures: Mapping[str, str]
     is_best: bool = False
     tone: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Figures by row and column; of a column whose name is too long for a terminal, `wording.SHORT` has another."""
+    """Figures by row and column."""
 
-    columns: list[str]
     lines: list[Line]
+
+    @property
+    def columns(self) -> list[str]:
+        """Those with a figure; where a name is too long for a terminal, `wording.SHORT` has another."""
+        names = dict.fromkeys(name for line in self.lines for name in line.figures)
+        return [name for name in names if any(line.figures.get(name) for line in self.lines)]
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Section:
         best = self.recommendation and self.recommendation.setting
         spreads = (None if t.speedup is None else t.speedup.spread for t in self.totals)
         lines = zip(self.totals, found, spreads, strict=True)
-        return table_of((t.setting.label, of_setting, t.setting == best, tone_of(s)) for t, of_setting, s in lines)
+        return Table([Line(t.setting.label, of_setting, t.setting == best, tone_of(s)) for t, of_setting, s in lines])
 
     @property
     def positions(self) -> Table:
@@ -74,8 +79,8 @@ class Section:
         for totals in self.totals:
             if totals.statistics is not None and not totals.is_too_short:
                 rates = enumerate(totals.statistics.per_position_acceptance_rate, start=1)
-                lines.append((totals.setting.label, {str(n): percent(rate) for n, rate in rates}, False, ""))
-        return table_of(line for line in lines if line[1])
+                lines.append(Line(totals.setting.label, {str(n): percent(rate) for n, rate in rates}))
+        return Table([line for line in lines if line.figures])
 
     @property
     def prompts(self) -> Table:
@@ -83,10 +88,11 @@ class Section:
         lines = []
         for setting in (totals.setting for totals in self.totals if totals.speedup is not None):
             values = [speedup.median for speedup in self.evaluation.speedups(setting).values()]
-            quantiles = map(times, np.quantile(values, (0, 0.25, 0.5, 0.75, 1)))
-            gains = sum(value > 1 for value in values)
-            lines.append(Line(setting.label, [*quantiles, f"{gains:,} of {len(values):,}"]))
-        return Table(["slowest", "lower quartile", "median", "upper quartile", "fastest", "faster than plain"], lines)
+            names = ("slowest", "lower quartile", "median", "upper quartile", "fastest")
+            figures = dict(zip(names, map(times, np.quantile(values, (0, 0.25, 0.5, 0.75, 1))), strict=True))
+            figures["faster than plain"] = f"{sum(value > 1 for value in values):,} of {len(values):,}"
+            lines.append(Line(setting.label, figures))
+        return Table(lines)
 
     @property
     def notes(self) -> list[str]:
@@ -97,9 +103,7 @@ class Section:
             found += [f"{of_setting.setting.label}: slower than {name}." for name in lost]
         if short := [t for t in self.totals if t.is_too_short and t.num_new_tokens]:
             fewest, most = self.evaluation.header["fewest_tokens"], max(t.num_new_tokens for t in short)
-            found.append(
-                f"{DASH}: a figure needs {fewest} new tokens or more, and {most} are all there are: decode more."
-            )
+            found.append(f"{DASH}: a figure needs {fewest} new tokens or more, and there are {most}: decode more.")
         failures = {failure.setting: failure.message for failure in self.evaluation.failures}
         failed = (t.setting for t in self.totals if t.setting.name in failures)
         return [*found, *(f"{s.label}: could not be measured. {failures[s.name]}" for s in failed)]
@@ -121,17 +125,6 @@ def sections(found: Mapping[Any, Evaluation]) -> list[Section]:
         for place, evaluation in found.items()
         for temperature in evaluation.temperatures
     ]
-
-
-def table_of(lines: Iterable[tuple[str, dict[str, str], bool, str]]) -> Table:
-    """From the fields of each `Line`, its figures by column. Columns without any figure are left out."""
-    lines = list(lines)
-    known = dict.fromkeys(name for _, found, *_ in lines for name in found)
-    names = [name for name in known if any(found.get(name) for _, found, *_ in lines)]
-    return Table(
-        names,
-        [Line(label, [found.get(name, "") for name in names], is_best, tone) for label, found, is_best, tone in lines],
-    )
 
 
 def tone_of(spread: Sequence[float] | None) -> str:
@@ -165,16 +158,6 @@ def figures(values: Mapping[str, Any], spread_name: str) -> dict[str, str]:
         **{f"over {name}": times(found["median"]) for name, found in values.get("over", {}).items()},
         "peak memory": f"{peak / 2**20:,.0f} MiB" if peak is not None else "",
     }
-
-
-def speedup_by_place(found: Sequence[Section]) -> Table:
-    """The speedups of settings by place."""
-    lines: dict[str, dict[str, str]] = {}
-    for section in found:
-        for totals in section.totals:
-            if totals.speedup is not None:
-                lines.setdefault(totals.setting.label, {})[section.title] = str(totals.speedup)
-    return table_of((label, by_place, False, "") for label, by_place in lines.items())
 
 
 def times(speedup: float | None) -> str:

@@ -28,14 +28,10 @@ MEANINGS = {
     "identical texts": "texts equal to plain decoding's, token for token. Not asked of sampling, where the distribution is the "
     "same and the texts are not.",
     "peak memory": "on a GPU, the most that a call allocated beyond what was there before.",
-    "chance to be kept": "of a draft token, given the draft: that the target accepts it and the draft tokens before it in its "
-    "round. It does not depend on how the coins fell; greedy decoding has no coins, so that it is 1 for what was kept.",
     "acceptance by position": "rounds that kept the draft token at a position, over all rounds with a draft; a shorter draft "
     "counts as not kept.",
 }
 NOTHING_DRAFTED = "nothing was drafted, so each target pass brought one token, as in plain decoding."
-#: where a page refers to for all figures
-REST = "Figures of every prompt: --csv FILE, or Evaluation.to_pandas('prompt'); the texts: the file of results."
 #: short names, for narrow tables
 SHORT = {
     "95 % interval": "interval",
