@@ -46,11 +46,11 @@ def chromium():
         browser.close()
 
 
-def opened(browser, width: int, height: int = 800, scheme: str = "light", addresses: tuple[str, ...] = ("data:",)):
+def opened(browser, width: int, addresses: tuple[str, ...], scheme: str = "light"):
     """An empty page, and a list to which comes what it says, what fails, and what it asks of other addresses."""
-    page, said = browser.new_page(
-        viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
-    ), []
+    viewport = {"width": width, "height": 800}
+    page = browser.new_page(viewport=viewport, color_scheme=scheme, reduced_motion="reduce")
+    said: list[str] = []
     page.on("console", lambda message: said.append(f"{page.url}: {message.text}"))
     page.on("pageerror", lambda error: said.append(f"{page.url}: {error}"))
     page.on("response", lambda answer: answer.status < 400 or said.append(f"{answer.status} {answer.url}"))
@@ -70,7 +70,7 @@ def check(page, scheme: str) -> None:
 def look(browser, path: Path, width: int, scheme: str, collect: str) -> SimpleNamespace:
     """A file, everything folded opened, after the checks of pages: its text, and what the function `collect` finds."""
     address = path.resolve().as_uri()
-    page, said = opened(browser, width, scheme=scheme, addresses=(address, "data:"))
+    page, said = opened(browser, width, (address, "data:"), scheme)
     page.goto(address)
     page.evaluate(OPEN_ALL)
     check(page, scheme)
@@ -78,4 +78,6 @@ def look(browser, path: Path, width: int, scheme: str, collect: str) -> SimpleNa
     for title, content, ratio, wide in notes:
         assert title in content and ratio >= 4.5 and wide <= width, f"{title!r} shown as {content!r}, {wide} px"
     assert not said and not page.evaluate("() => 'hacked' in window")
-    return SimpleNamespace(notes=notes, text=page.inner_text("body"), found=page.evaluate(f"() => ({collect})(document)"))
+    return SimpleNamespace(
+        notes=notes, text=page.inner_text("body"), found=page.evaluate(f"() => ({collect})(document)")
+    )
