@@ -16,16 +16,7 @@ from torch._dynamo.utils import counters
 import hf_speculative as hs
 from hf_speculative.call import learned
 from hf_speculative.call.configuration import as_keywords
-from hf_speculative.models import (
-    RaggedModel,
-    artifacts,
-    attention,
-    execution,
-    exported,
-    pieces,
-    pool,
-    traced,
-)
+from hf_speculative.models import RaggedModel, artifacts, attention, execution, exported, pieces, pool, traced
 from tests.architectures.check import build
 from tests.architectures.inputs import prompts
 from tests.support import heads, tiny

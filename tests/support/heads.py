@@ -27,9 +27,7 @@ def target_for(embeddings: torch.Tensor, num_layers: int = 6) -> LlamaForCausalL
     torch.manual_seed(0)
     size, vocab_size = embeddings.shape[1], embeddings.shape[0]
     model = LlamaForCausalLM(
-        LlamaConfig(
-            **tiny.GATED | {"vocab_size": vocab_size, "hidden_size": size, "num_hidden_layers": num_layers},
-        )
+        LlamaConfig(**tiny.GATED | {"vocab_size": vocab_size, "hidden_size": size, "num_hidden_layers": num_layers})
     ).eval()
     tiny._spread(model)
     with torch.no_grad():
