@@ -203,14 +203,8 @@ def sequences(rule, p, q, gamma, length, **options):
 
 def plain_sequences(p, length):
     """What plain decoding gives."""
-    vocab = len(p(()))
-    distribution = {}
-    for sequence in itertools.product(range(vocab), repeat=length):
-        probability = 1.0
-        for i, token in enumerate(sequence):
-            probability *= p(sequence[:i])[token].item()
-        distribution[sequence] = probability
-    return distribution
+    texts = itertools.product(range(len(p(()))), repeat=length)
+    return {text: math.prod(p(text[:i])[token].item() for i, token in enumerate(text)) for text in texts}
 
 
 def distance(found, expected) -> float:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import copy
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch.nn.functional import cross_entropy
 
 from hf_speculative.heads.eagle3 import Eagle3Model
-from hf_speculative.heads.eagle3_config import Eagle3Config
-from tests.support import tied, tiny
+from tests.support import heads, tied, tiny
 
 #: which of the target's states it reads
 LAYERS = [2, 3, 5]
@@ -23,29 +22,18 @@ NUM_TOKENS = 8
 LOUDNESS, SCALE = 16.0, 16.0
 
 
-def target() -> LlamaForCausalLM:
+def target():
     """A random target whose layers write much, so that no two of its states are alike."""
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**tiny.GATED | {"num_hidden_layers": 7})).eval()
-    tiny._spread(model)
+    model = tiny.llama(layers=7)
     tied.hush(model.model.layers, LOUDNESS)
     return model
 
 
 def head_for(model, prompts: list[list[int]], steps: int = 120) -> Eagle3Model:
     """A head that was fitted to the greedy text of the target after each prompt; all prompts have one length."""
-    torch.manual_seed(1)
-    own = model.config
-    layers = {name: getattr(own, name) for name in ("vocab_size", "hidden_size", "num_attention_heads")}
-    layers |= {"model_type": "llama", "num_hidden_layers": 1, "num_key_value_heads": 2, "intermediate_size": 64}
-    config = Eagle3Config(
-        transformer_layer_config=layers | {"max_position_embeddings": 128, "pad_token_id": None},
-        draft_vocab_size=own.vocab_size,
-        norm_before_residual=False,
-        eagle_aux_hidden_state_layer_ids=list(LAYERS),
-        has_embed_tokens=False,
-    )
-    head = Eagle3Model._from_config(config)
+    layers = {"num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128}
+    fields = {"norm_before_residual": False, "eagle_aux_hidden_state_layer_ids": list(LAYERS)}
+    head = heads.eagle3(model, seed=1, layers=layers, knows=False, **fields)
     with torch.no_grad():
         head.layers[0].input_layernorm.weight.zero_()
         head.fc.weight.mul_(SCALE / head.fc.weight.std() / head.fc.in_features**0.5)
@@ -57,15 +45,13 @@ def head_for(model, prompts: list[list[int]], steps: int = 120) -> Eagle3Model:
     length = text.shape[1] - 2
     causal = torch.full((length, length), -torch.inf).triu(1)[None, None]
     positions = torch.arange(length)[None]
-    optimizer = torch.optim.Adam([p for name, p in head.named_parameters() if "input_layernorm" not in name], lr=1e-2)
-    with torch.enable_grad():
-        for _ in range(steps):
-            own_states = head(embeddings, head.fuse(states[:, :length]), positions, attention_mask=causal)
-            logits = head.logits(own_states).flatten(0, 1)
-            loss = torch.nn.functional.cross_entropy(logits, text[:, 2:].flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+
+    def loss(step: int):
+        own_states = head(embeddings, head.fuse(states[:, :length]), positions, attention_mask=causal)
+        return cross_entropy(head.logits(own_states).flatten(0, 1), text[:, 2:].flatten())
+
+    learned = [weight for name, weight in head.named_parameters() if "input_layernorm" not in name]
+    tiny.fit(learned, loss, steps, learning_rate=1e-2)
     return head.eval().requires_grad_(False)
 
 

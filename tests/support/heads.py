@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_speculative.heads.eagle3 import Eagle3Model
 from hf_speculative.heads.eagle3_config import Eagle3Config
@@ -22,27 +21,31 @@ def expected_of(name: str) -> dict[str, torch.Tensor]:
     return load_file(FIXTURES / name / "expected.safetensors")
 
 
-def target_for(embeddings: torch.Tensor, num_layers: int = 6) -> LlamaForCausalLM:
+@torch.no_grad()
+def target_for(embeddings: torch.Tensor):
     """A random Llama with these embeddings, which the heads of fixtures fit."""
-    torch.manual_seed(0)
-    size, vocab_size = embeddings.shape[1], embeddings.shape[0]
-    model = LlamaForCausalLM(
-        LlamaConfig(**tiny.GATED | {"vocab_size": vocab_size, "hidden_size": size, "num_hidden_layers": num_layers})
-    ).eval()
-    tiny._spread(model)
-    with torch.no_grad():
-        model.get_input_embeddings().weight.copy_(embeddings)
+    model = tiny.llama(vocab_size=embeddings.shape[0], hidden=embeddings.shape[1], layers=6)
+    model.get_input_embeddings().weight.copy_(embeddings)
     return model
 
 
 @torch.no_grad()
-def eagle3(target, seed: int = 0, kind: str = "llama", draft_vocab: int | None = None, hidden: int = 32, **fields):
-    """A random head for `target`, which agrees with it about some tokens if it is as wide.
+def eagle3(
+    target,
+    seed: int = 0,
+    kind: str = "llama",
+    draft_vocab: int | None = None,
+    hidden: int = 32,
+    knows: bool = True,
+    **fields,
+):
+    """A random head for `target`.
 
     Args:
         kind: type of its layers.
         draft_vocab: tokens that it can propose, spread over the target's vocabulary; by default all.
         hidden: its width.
+        knows: agree with the target about some tokens, if it is as wide.
         fields: of its config; `layers`, of its layers' config.
     """
     torch.manual_seed(seed)
@@ -78,7 +81,7 @@ def eagle3(target, seed: int = 0, kind: str = "llama", draft_vocab: int | None =
         head.mask_hidden.normal_()
     if head.embed_tokens is not None and hidden == own.hidden_size:
         head.embed_tokens.weight.copy_(target.get_input_embeddings().weight)
-    if hidden == own.hidden_size:
+    if knows and hidden == own.hidden_size:
         _knows_the_newest_token(head, target)
     return head
 

@@ -9,7 +9,8 @@ from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
 
 from tests.support import tiny
 
@@ -37,12 +38,6 @@ MTP_TYPES = {
 }
 
 
-def build(model_type: str, config: dict, attention: str = "sdpa", seed: int = 0):
-    torch.manual_seed(seed)
-    config = AutoConfig.for_model(model_type, **config)
-    return tiny._spread(AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval())
-
-
 @torch.no_grad()
 def hush(layers, factor: float) -> None:
     for layer in layers:
@@ -58,7 +53,8 @@ def with_mtp(
     """A target loaded from a checkpoint at `path` that also holds MTP layers, as the real ones do."""
     from transformers.modeling_layers import MtpModel
 
-    model = build(model_type, MTP_TYPES[model_type] | config | {"num_nextn_predict_layers": num_mtp_layers}, attention)
+    config = MTP_TYPES[model_type] | config | {"num_nextn_predict_layers": num_mtp_layers}
+    model = tiny.build(model_type, attention=attention, **config)
     hush(model.model.layers, factor)
     heads = MtpModel(model, num_mtp_layers)
     hidden = model.config.hidden_size
@@ -105,7 +101,7 @@ def with_gemma4_assistant(attention: str = "sdpa", factor: float = 0.04, **confi
     from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
 
     config = GEMMA4 | config
-    model = build("gemma4_text", config, attention)
+    model = tiny.build("gemma4_text", attention=attention, **config)
     hidden = model.config.hidden_size
     own = {"num_hidden_layers": 2, "layer_types": config["layer_types"][:2], "num_kv_shared_layers": 2}
     none = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
@@ -165,7 +161,6 @@ def dflash_for(model, block_size: int = 5, steps: int = 150, first: int = 1):
     return draft
 
 
-@torch.enable_grad()
 def _train_dflash(model, draft, steps: int, first: int) -> None:
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     block_size, ids = draft.config.block_size, torch.randint(1, vocab_size, (64, 3))
@@ -173,18 +168,16 @@ def _train_dflash(model, draft, steps: int, first: int) -> None:
     with torch.no_grad():
         hidden = model(text, output_hidden_states=True).hidden_states
     states = torch.cat([hidden[layer + 1] for layer in draft.config.target_layer_ids], -1)
-    optimizer = torch.optim.Adam(draft.parameters(), lr=3e-3)
-    for step in range(steps):
+
+    def loss(step: int):
         anchor = 3 + step % (text.shape[1] - 3 + first - block_size)
         block = torch.full((len(text), block_size), draft.config.mask_token_id)
         block[:, 0] = text[:, anchor]
-        with torch.no_grad():
-            noise = model.get_input_embeddings()(block)
+        noise = model.get_input_embeddings()(block).detach()
         outputs = draft(noise_embeds=noise, context_hidden_states=states[:, :anchor])
         logits = model.lm_head(outputs.last_hidden_state[:, first:])
         labels = text[:, anchor + 1 : anchor + 1 + block_size - first]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        return cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    tiny.fit(draft.parameters(), loss, steps, learning_rate=3e-3)
     draft.requires_grad_(False)

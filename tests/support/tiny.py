@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 VOCAB = 61
 COMMON = {
@@ -46,23 +46,14 @@ ARCHITECTURES = {
 def build(model_type: str, seed: int = 0, attention: str = "sdpa", **overrides):
     """A random model of a type, its logits spread so that greedy decoding does not sit on ties."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(model_type, **(ARCHITECTURES[model_type] | overrides))
+    config = AutoConfig.for_model(model_type, **(ARCHITECTURES.get(model_type, {}) | overrides))
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
     return _spread(model)
 
 
 def llama(seed: int = 0, vocab_size: int = VOCAB, layers: int = 2, hidden: int = 32, positions: int = 128):
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        **GATED
-        | {
-            "vocab_size": vocab_size,
-            "num_hidden_layers": layers,
-            "hidden_size": hidden,
-            "max_position_embeddings": positions,
-        }
-    )
-    return _spread(LlamaForCausalLM(config).eval())
+    sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "max_position_embeddings": positions}
+    return build("llama", seed, vocab_size=vocab_size, **sizes)
 
 
 @torch.no_grad()
@@ -83,6 +74,16 @@ def noisy_copy(model, noise: float = 0.15, seed: int = 1):
         if weight.ndim > 1:
             weight.add_(torch.randn(weight.shape, generator=generator) * noise * weight.std())
     return draft
+
+
+@torch.enable_grad()
+def fit(parameters, loss, steps: int, learning_rate: float) -> None:
+    """Steps of Adam on `loss(step)`."""
+    optimizer = torch.optim.Adam(parameters, lr=learning_rate)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss(step).backward()
+        optimizer.step()
 
 
 def prompts(batch_size: int, width: int = 7, seed: int = 0, vocab_size: int = VOCAB) -> dict[str, torch.Tensor]:
