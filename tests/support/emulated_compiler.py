@@ -25,26 +25,19 @@ def begins_a_pass(module) -> bool:
     return isinstance(module, TracedPass | Before)
 
 
-class Package:
-    """A file: the traced module itself."""
+class Function:
+    """What a compiled function does, and the file that holds it, by the traced module on the constants it was given."""
 
     def __init__(self, compiler, module, packed):
         self.compiler, self.module, self.metadata = compiler, module, {"packed": json.dumps(packed)}
+        named = chain(module.named_parameters(), module.named_buffers())
+        self.constants = {name.replace(".", "_"): name for name, _ in named}
 
     def function(self):
-        return Function(self.compiler, self.module)
+        return self
 
     def close(self):
         pass
-
-
-class Function:
-    """What a compiled function does, by the traced module on the constants it was given."""
-
-    def __init__(self, compiler, module):
-        self.compiler, self.module = compiler, module
-        named = chain(module.named_parameters(), module.named_buffers())
-        self.constants = {name.replace(".", "_"): name for name, _ in named}
 
     def load_constants(self, constants):
         assert constants.keys() == {*self.constants.values()}
@@ -89,7 +82,7 @@ class Emulated:
             (self.runs, self.runs_of_heads), self.is_trying = counted, False
 
     def open_package(self, path):
-        return Package(self, *self.modules[path.read_text()])
+        return Function(self, *self.modules[path.read_text()])
 
 
 def install(folder, monkeypatch) -> Emulated:
