@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hf_speculative as hs
-from hf_speculative.models import artifacts, bound, exported, packing, pool, traced
+from hf_speculative.models import artifact_process, artifacts, bound, exported, packing, pool, traced
 from hf_speculative.models.bound import BoundPass, Moved
 from hf_speculative.models.packed_layers import MOST_RESTORED, dtypes, packed_of
 from tests.support import tiny
@@ -159,17 +159,13 @@ class TestTheName:
 
     @pytest.mark.parametrize("is_cast", [False, True])
     def test_is_that_of_the_process_which_makes_it(self, model, emulated, monkeypatch, is_cast):
-        from hf_speculative.models import artifact_process
-
-        commands = []
-        monkeypatch.setattr(artifacts.subprocess, "Popen", lambda command, **kwargs: commands.append(command))
         monkeypatch.setattr(artifact_process.os, "nice", lambda by: None)
         run_as(monkeypatch, packs=not is_cast, compile="auto")
         if is_cast:
             model.to(torch.bfloat16)  # and buffers, which a model that is made in bfloat16 has in float32
         attached(model)
         assert generate(model) and not emulated.runs
-        artifact_process.main(artifact_process.Path(commands[0][-1]))
+        artifact_process.main(artifact_process.Path(emulated.started[0][-1]))
         assert emulated.num_made == 1 and artifacts.files_of(model).are_there
         assert generate(model) and emulated.runs
 

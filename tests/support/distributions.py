@@ -21,19 +21,12 @@ def assert_samples(samples, distribution):
     counts = Counter(samples)
     assert counts.keys() <= distribution.keys(), f"impossible: {counts.keys() - distribution.keys()}"
     n = sum(counts.values())
-    expected, observed = [], []
-    pooled = [0.0, 0]
-    for cell, probability in distribution.items():
-        if n * probability >= 5:
-            expected.append(n * probability)
-            observed.append(counts[cell])
-        else:
-            pooled = [pooled[0] + n * probability, pooled[1] + counts[cell]]
-    if pooled[0] > 0:
-        expected.append(pooled[0])
-        observed.append(pooled[1])
-    statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
-    assert stats.chi2.sf(statistic, len(expected) - 1) > 1e-4
+    cells = [(n * probability, counts[cell]) for cell, probability in distribution.items()]
+    tested = [cell for cell in cells if cell[0] >= 5]
+    if small := [cell for cell in cells if cell[0] < 5]:
+        tested.append(tuple(map(sum, zip(*small, strict=True))))
+    statistic = sum((observed - expected) ** 2 / expected for expected, observed in tested)
+    assert stats.chi2.sf(statistic, len(tested) - 1) > 1e-4
 
 
 @torch.no_grad()

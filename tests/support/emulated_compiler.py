@@ -34,7 +34,7 @@ class Function:
         self.constants = {name.replace(".", "_"): name for name, _ in named}
 
     def function(self):
-        return self
+        return copy.copy(self)  # layers that share a file have constants of their own
 
     def close(self):
         pass

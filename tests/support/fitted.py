@@ -12,7 +12,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from hf_speculative.heads.eagle3 import Eagle3Model
-from tests.support import heads, tied, tiny
+from hf_speculative.heads.eagle3_config import Eagle3Config
+from tests.support import tied, tiny
 
 #: which of the target's states it reads
 LAYERS = [2, 3, 5]
@@ -31,9 +32,18 @@ def target():
 
 def head_for(model, prompts: list[list[int]], steps: int = 120) -> Eagle3Model:
     """A head that was fitted to the greedy text of the target after each prompt; all prompts have one length."""
-    layers = {"num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128}
-    fields = {"norm_before_residual": False, "eagle_aux_hidden_state_layer_ids": list(LAYERS)}
-    head = heads.eagle3(model, seed=1, layers=layers, knows=False, **fields)
+    torch.manual_seed(1)
+    own = model.config
+    layers = {name: getattr(own, name) for name in ("vocab_size", "hidden_size", "num_attention_heads")}
+    layers |= {"model_type": "llama", "num_hidden_layers": 1, "num_key_value_heads": 2, "intermediate_size": 64}
+    config = Eagle3Config(
+        transformer_layer_config=layers | {"max_position_embeddings": 128, "pad_token_id": None},
+        draft_vocab_size=own.vocab_size,
+        norm_before_residual=False,
+        eagle_aux_hidden_state_layer_ids=list(LAYERS),
+        has_embed_tokens=False,
+    )
+    head = Eagle3Model._from_config(config)
     with torch.no_grad():
         head.layers[0].input_layernorm.weight.zero_()
         head.fc.weight.mul_(SCALE / head.fc.weight.std() / head.fc.in_features**0.5)

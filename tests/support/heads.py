@@ -30,39 +30,20 @@ def target_for(embeddings: torch.Tensor):
 
 
 @torch.no_grad()
-def eagle3(
-    target,
-    seed: int = 0,
-    kind: str = "llama",
-    draft_vocab: int | None = None,
-    hidden: int = 32,
-    knows: bool = True,
-    **fields,
-):
-    """A random head for `target`.
+def eagle3(target, seed: int = 0, kind: str = "llama", draft_vocab: int | None = None, hidden: int = 32, **fields):
+    """A random head for `target`, which agrees with it about some tokens if it is as wide.
 
     Args:
         kind: type of its layers.
         draft_vocab: tokens that it can propose, spread over the target's vocabulary; by default all.
         hidden: its width.
-        knows: agree with the target about some tokens, if it is as wide.
         fields: of its config; `layers`, of its layers' config.
     """
     torch.manual_seed(seed)
     own = target.config.get_text_config(decoder=True)
-    layers = {
-        "model_type": kind,
-        "vocab_size": own.vocab_size,
-        "hidden_size": hidden,
-        "intermediate_size": 48,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "head_dim": hidden // 4,
-        "max_position_embeddings": 128,
-        "pad_token_id": None,
-        **fields.pop("layers", {}),
-    }
+    layers = {"model_type": kind, "vocab_size": own.vocab_size, "hidden_size": hidden, "intermediate_size": 48}
+    layers |= {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": hidden // 4}
+    layers |= {"max_position_embeddings": 128, "pad_token_id": None} | fields.pop("layers", {})
     fields = {"eagle_aux_hidden_state_layer_ids": [0, 1, own.num_hidden_layers], **fields}
     config = Eagle3Config(
         transformer_layer_config=layers,
@@ -81,7 +62,7 @@ def eagle3(
         head.mask_hidden.normal_()
     if head.embed_tokens is not None and hidden == own.hidden_size:
         head.embed_tokens.weight.copy_(target.get_input_embeddings().weight)
-    if knows and hidden == own.hidden_size:
+    if hidden == own.hidden_size:
         _knows_the_newest_token(head, target)
     return head
 
@@ -111,10 +92,8 @@ def write_mtp(folder, target, model_type: str = "qwen3", **fields):
     torch.manual_seed(1)
     own = target.config.get_text_config(decoder=True)
     hidden = own.hidden_size
-    layers = {
-        **{"model_type": model_type, "hidden_size": hidden, "intermediate_size": 48, "num_hidden_layers": 4},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": own.vocab_size},
-    }
+    layers = {"model_type": model_type, "hidden_size": hidden, "intermediate_size": 48, "num_hidden_layers": 4}
+    layers |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": own.vocab_size}
     method = {"proposal_type": "greedy", "speculative_tokens": MTP_STEPS}
     config = {
         "speculators_model_type": "mtp",
@@ -124,11 +103,10 @@ def write_mtp(folder, target, model_type: str = "qwen3", **fields):
         "speculators_config": {"algorithm": "mtp", "proposal_methods": [method], "default_proposal_method": "greedy"},
         **fields,
     }
-    shapes = {"q": (32, hidden), "k": (16, hidden), "v": (16, hidden), "o": (hidden, 32)}
-    tensors = {f"self_attn.{name}_proj.weight": 0.3 * torch.randn(shape) for name, shape in shapes.items()}
-    tensors |= {f"mlp.{name}_proj.weight": 0.1 * torch.randn(48, hidden) for name in ("gate", "up")}
-    tensors["self_attn.o_proj.weight"] /= 3
-    tensors |= {"mlp.down_proj.weight": 0.1 * torch.randn(hidden, 48)}
+    shapes = {"self_attn.q": (32, hidden), "self_attn.k": (16, hidden), "self_attn.v": (16, hidden)}
+    shapes |= {"self_attn.o": (hidden, 32), "mlp.gate": (48, hidden), "mlp.up": (48, hidden), "mlp.down": (hidden, 48)}
+    sizes = {"self_attn.q": 0.3, "self_attn.k": 0.3, "self_attn.v": 0.3}
+    tensors = {f"{name}_proj.weight": sizes.get(name, 0.1) * torch.randn(shape) for name, shape in shapes.items()}
     norms = ("input_layernorm", "post_attention_layernorm", "hidden_layernorm", "token_layernorm", "final_layernorm")
     tensors |= {f"{name}.weight": 1 + 0.1 * torch.randn(hidden) for name in norms}
     tensors |= {f"self_attn.{name}_norm.weight": torch.ones(8) for name in ("q", "k")}

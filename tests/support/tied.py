@@ -14,27 +14,13 @@ from transformers import AutoModelForCausalLM
 
 from tests.support import tiny
 
-EXPERTS = {
-    "first_k_dense_replace": 9,  # of the target; the MTP layers are sparse all the same
-    "moe_intermediate_size": 16,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-}
+#: with dense layers in the target; the MTP layers are sparse all the same
+EXPERTS = {"first_k_dense_replace": 9, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2}
+EXPERTS |= {"n_group": 1, "topk_group": 1}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12}
 MTP_TYPES = {
     "glm4_moe": tiny.GATED | EXPERTS | {"head_dim": 8},
-    "deepseek_v3": tiny.SMALL
-    | EXPERTS
-    | {
-        "intermediate_size": 64,
-        "num_key_value_heads": 4,
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 12,
-    },
+    "deepseek_v3": tiny.GATED | EXPERTS | LATENT | {"num_key_value_heads": 4},
 }
 
 
@@ -83,16 +69,9 @@ def with_mtp(
     return model
 
 
-GEMMA4 = tiny.GATED | {
-    "head_dim": 8,
-    "global_head_dim": 16,
-    "num_hidden_layers": 4,
-    "sliding_window": 8,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "num_kv_shared_layers": 2,
-    "vocab_size_per_layer_input": tiny.VOCAB,
-    "hidden_size_per_layer_input": 8,
-}
+GEMMA4 = tiny.GATED | {"head_dim": 8, "global_head_dim": 16, "num_hidden_layers": 4, "num_kv_shared_layers": 2}
+GEMMA4 |= {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
+GEMMA4 |= {"vocab_size_per_layer_input": tiny.VOCAB, "hidden_size_per_layer_input": 8}
 
 
 @torch.no_grad()
@@ -142,18 +121,13 @@ def dflash_for(model, block_size: int = 5, steps: int = 150, first: int = 1):
 
     torch.manual_seed(1)
     config = model.config.get_text_config(decoder=True)
+    sizes = {"hidden_size": config.hidden_size, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8, "block_size": block_size}
     draft_config = MuseGlimmerAssistantConfig(
-        hidden_size=config.hidden_size,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        sliding_window=8,
         layer_types=["sliding_attention", "full_attention"],
-        block_size=block_size,
         mask_token_id=config.vocab_size - 1,
         target_layer_ids=[0, 1],
+        **sizes,
     )
     attention = config._attn_implementation
     draft = MuseGlimmerAssistantModel._from_config(draft_config, attn_implementation=attention).eval()

@@ -8,13 +8,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 VOCAB = 61
-COMMON = {
-    "vocab_size": VOCAB,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
-}
+COMMON = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+COMMON |= {"tie_word_embeddings": False}
 SMALL = COMMON | {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128}
 GATED = SMALL | {"intermediate_size": 64, "num_key_value_heads": 2}
 

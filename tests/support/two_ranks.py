@@ -24,7 +24,7 @@ import pytest
 import torch
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
-from transformers import AutoModelForCausalLM, BartConfig, BartForConditionalGeneration, StoppingCriteriaList
+from transformers import AutoModelForCausalLM, StoppingCriteriaList
 from transformers.distributed import DistributedConfig
 
 import hf_speculative as hs
@@ -33,6 +33,7 @@ from hf_speculative.interfaces import Drafter, Schedule
 from hf_speculative.models import probe, verified_types
 from hf_speculative.schedules import Adaptive, timed
 from hf_speculative.types import Costs, Draft
+from tests.architectures.check import build
 from tests.support import tiny
 
 TIMEOUT = timedelta(seconds=60)
@@ -311,12 +312,7 @@ def an_error_on_one_rank_does_not_hold_up_the_other(rank):
 
 @check
 def an_encoder_decoder_model(rank):
-    torch.manual_seed(5)
-    sizes = {"d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "encoder_layers": 1, "decoder_layers": 2}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 128}
-    ids = {"decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 0, "bos_token_id": 1}
-    config = BartConfig(vocab_size=61, forced_eos_token_id=None, **sizes, **heads, **ids)
-    target = tiny._spread(BartForConditionalGeneration(config).eval())
+    target = build("seq2seq", "bart")
     draft = tiny.noisy_copy(target)
     inputs = tiny.prompts(1 + rank, seed=rank)
     settings = {"min_new_tokens": (3, 12)[rank], "max_new_tokens": (3, 12)[rank], "do_sample": False}
