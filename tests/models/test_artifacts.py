@@ -103,7 +103,7 @@ def test_what_is_kept_dies_with_its_model(kind, emulated):
     constants = getattr(run, "after", run).compiled.given.values()
     gone = weakref.ref(model), weakref.ref(model.lm_head.weight)
     assert all(constant.numel() for constant in constants)
-    del model
+    del model, run
     gc.collect()
     assert not any(reference() for reference in gone) and not any(constant.numel() for constant in constants)
 

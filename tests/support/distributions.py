@@ -62,17 +62,11 @@ def exact_distribution(model, prompt, eos=None, others=None, **settings) -> dict
 def continuations(target, draft, prompts, eos=None, **settings) -> list[tuple]:
     """The new tokens of each prompt, sampled in one batch; a stop is the last of them."""
     width = max(map(len, prompts))
-    out = hs.generate(
-        target,
-        input_ids=torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]),
-        attention_mask=torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
-        do_sample=True,
-        max_new_tokens=NEW,
-        eos_token_id=eos,
-        pad_token_id=0,
-        **draft,
-        **settings,
-    )
+    padding = [[0] * (width - len(prompt)) for prompt in prompts]
+    ids = torch.tensor([pad + list(prompt) for pad, prompt in zip(padding, prompts, strict=True)])
+    mask = torch.tensor([pad + [1] * (width - len(pad)) for pad in padding])
+    settings |= {"do_sample": True, "max_new_tokens": NEW, "pad_token_id": 0}
+    out = hs.generate(target, input_ids=ids, attention_mask=mask, eos_token_id=eos, **draft, **settings)
     new = out[:, width:].tolist()
     return [tuple(row[: row.index(eos) + 1] if eos in row else row) for row in new]
 

@@ -32,13 +32,7 @@ class DiesOnce(SpeculativePredictor):
 ray.init(num_cpus=2, object_store_memory=100_000_000, include_dashboard=False, log_to_driver=False)
 ray.data.DataContext.get_current().enable_progress_bars = False
 ray_batch_inference.SpeculativePredictor = DiesOnce
-ray_batch_inference.main(
-    prompts=FOLDER / "prompts.jsonl",
-    output=FOLDER / "answers.jsonl",
-    max_new_tokens=10,
-    num_draft_tokens=3,
-    rows_at_once=2,
-    batch_size=2,
-    num_actors=1,  # each takes seconds to import torch; this one is there before its death and after
-)
+# Each actor takes seconds to import torch; this one is there before its death and after.
+settings = {"max_new_tokens": 10, "num_draft_tokens": 3, "rows_at_once": 2, "batch_size": 2, "num_actors": 1}
+ray_batch_inference.main(prompts=FOLDER / "prompts.jsonl", output=FOLDER / "answers.jsonl", **settings)
 ray.shutdown()

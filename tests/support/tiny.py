@@ -18,23 +18,14 @@ ROUNDING = 0.05
 
 #: one config per attention layout: rotary, learned, partial and ALiBi-free; grouped queries; sliding windows; experts
 ARCHITECTURES = {
-    "llama": GATED,
-    "qwen2": GATED,
-    "qwen3": GATED | {"head_dim": 8},
-    "mistral": GATED | {"sliding_window": 8},
-    "gemma": GATED | {"head_dim": 8},
+    **dict.fromkeys(("llama", "qwen2", "cohere", "granite", "olmo2", "stablelm", "starcoder2"), GATED),
+    **dict.fromkeys(("mistral", "phi3"), GATED | {"sliding_window": 8}),
+    **dict.fromkeys(("qwen3", "gemma"), GATED | {"head_dim": 8}),
     "gemma3_text": GATED | {"head_dim": 8, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
     "gpt2": COMMON | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
-    "gpt_neox": SMALL | {"intermediate_size": 64},
+    **dict.fromkeys(("gpt_neox", "phi"), SMALL | {"intermediate_size": 64}),
     "opt": SMALL | {"ffn_dim": 64, "word_embed_proj_dim": 32},
-    "phi": SMALL | {"intermediate_size": 64},
-    "phi3": GATED | {"sliding_window": 8},
     "mixtral": GATED | {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "cohere": GATED,
-    "granite": GATED,
-    "olmo2": GATED,
-    "stablelm": GATED,
-    "starcoder2": GATED,
 }
 
 
