@@ -401,19 +401,9 @@ class TestPieces:
         assert len(artifacts.files_of(target).parts) == 1
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("passes")
-
-
 @pytest.mark.slow
 class TestCompiled:
     """With the compiler itself, which takes half a minute and needs one for C++."""
-
-    @pytest.fixture(autouse=True)
-    def kept_there(self, folder, monkeypatch):
-        monkeypatch.setenv(artifacts.FOLDER, str(folder))
-        pool._kept.clear()
 
     def test_equals_plain(self, target, draft, folder):
         """And reads weights where they are."""

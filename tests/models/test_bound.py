@@ -215,17 +215,10 @@ def test_where_somebody_often_asks_passes_take_plain_weights(model, emulated):
     assert "15 stay plain, in compiled passes, since other code refers" in packing.describe(model)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("passes")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", dtypes())
-def test_with_the_compiler_itself(dtype, folder, monkeypatch):
+def test_with_the_compiler_itself(dtype, folder):
     """Three files a number format; what holds with an emulated compiler holds with this one."""
-    monkeypatch.setenv(artifacts.FOLDER, str(folder))
-    pool._kept.clear()
     model = tiny.llama().to(dtype)
     attached(model)
     for write in (None, lambda weight: weight.data.mul_(-1), lambda weight: weight.data.mul_(-1)):

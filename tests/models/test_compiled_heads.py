@@ -12,25 +12,25 @@ from hf_speculative.models import artifacts, packing, pool
 from hf_speculative.sampling.logits_processors import Processors
 from hf_speculative.sampling.samplers import MOST_FORBIDDEN, Greedy, ProcessedSampler
 from hf_speculative.schedules import Constant
-from tests.support import fitted, heads, tiny
+from tests.support import heads, tiny
 from tests.support.emulated_compiler import Function, begins_a_pass
 from tests.support.execution import run_as
 from tests.support.plain import plain, reproduces_plain, same_as_plain, takes_lanes
 
 KINDS = ("llama", "reduced vocabulary", "sliding windows", "eagle 3.1", "parallel")
 CHAIN = {"tree_top_k": 1, "speculative_config": SpeculativeConfig(schedule=Constant(3))}
-RECORDED, PROMPT = tuple(fitted.LAYERS), [3, 7, 11, 5]
+RECORDED, PROMPT = tuple(heads.FITTED_LAYERS), [3, 7, 11, 5]
 
 
 @pytest.fixture(scope="module")
 def fitted_head():
-    return fitted.head_for(fitted.target(), [PROMPT])
+    return heads.fitted(heads.loud_target(), [PROMPT])
 
 
 @pytest.fixture
 def fitted_pair(fitted_head):
     """A target of its own, and a head that it accepts tokens of if it reads the states that it was fitted to."""
-    return fitted.target(), fitted_head
+    return heads.loud_target(), fitted_head
 
 
 def accepts_the_same(target, inputs, **call):
@@ -194,8 +194,8 @@ class TestGreedyChains:
             return None if is_counted and next(num_runs) >= 15 else run(package, inputs)
 
         monkeypatch.setattr(Function, "run", ends)
-        accepts_the_same(target, tiny.prompts(2, width=9), draft_model=draft, **self.CALL)
-        assert next(num_runs) > 15
+        stats = same_as_plain(target, tiny.prompts(2, width=9), draft_model=draft, **self.CALL, optimize=True)
+        assert next(num_runs) > 15 and stats.num_accepted_draft_tokens > 0
 
     def test_a_wider_vocabulary_than_the_targets(self, emulated):
         target = tiny.llama()
@@ -212,10 +212,8 @@ class TestGreedyChains:
 
 
 @pytest.mark.slow
-def test_with_the_compiler_itself(tmp_path, monkeypatch):
+def test_with_the_compiler_itself(folder, monkeypatch):
     """Of a layer with a window and one without."""
-    monkeypatch.setenv(artifacts.FOLDER, str(tmp_path))
-    pool._kept.clear()
     target, head = heads.made("sliding windows")
     call = CHAIN | {"draft_model": head}
     for num_rows in (1, 3):

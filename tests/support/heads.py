@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn.functional import cross_entropy
 
 from hf_speculative.heads.eagle3 import Eagle3Model
 from hf_speculative.heads.eagle3_config import Eagle3Config
@@ -15,6 +16,12 @@ from tests.support import tied, tiny
 FIXTURES = Path(__file__).parents[1] / "heads" / "fixtures"
 MTP_STEPS = 3
 EAGLE3 = sorted(folder.name for folder in FIXTURES.glob("eagle3_*"))
+#: which of the target's states it reads
+FITTED_LAYERS = [2, 3, 5]
+#: new tokens of a text that it is fitted to
+NUM_TOKENS = 8
+#: how much more the target's layers write than they would, and how much larger the head's states are than after a norm
+LOUDNESS, SCALE = 16.0, 16.0
 
 
 def expected_of(name: str) -> dict[str, torch.Tensor]:
@@ -84,6 +91,51 @@ def _knows_the_newest_token(head, target):
         layer.self_attn.o_proj.weight.mul_(0.1)
     ids = slice(None) if head.d2t is None else head.t2d
     head.lm_head.weight.copy_(target.get_output_embeddings().weight[ids])
+
+
+def loud_target():
+    """A random target whose layers write much, so that no two of its states are alike."""
+    model = tiny.llama(layers=7)
+    tied.hush(model.model.layers, LOUDNESS)
+    return model
+
+
+def fitted(model, prompts: list[list[int]], steps: int = 120) -> Eagle3Model:
+    """A head that was fitted to the greedy text of the target after each prompt, by the states that its config names.
+
+    Its first layer hears nothing of the tokens, only of the target's states; from other states it knows little.
+
+    Args:
+        prompts: of one length.
+    """
+    torch.manual_seed(1)
+    own = model.config
+    layers = {name: getattr(own, name) for name in ("vocab_size", "hidden_size", "num_attention_heads")}
+    layers |= {"model_type": "llama", "num_hidden_layers": 1, "num_key_value_heads": 2, "intermediate_size": 64}
+    layers |= {"max_position_embeddings": 128, "pad_token_id": None}
+    fields = {"norm_before_residual": False, "has_embed_tokens": False, "draft_vocab_size": own.vocab_size}
+    fields["eagle_aux_hidden_state_layer_ids"] = list(FITTED_LAYERS)
+    config = Eagle3Config(transformer_layer_config=layers, **fields)
+    head = Eagle3Model._from_config(config)
+    with torch.no_grad():
+        head.layers[0].input_layernorm.weight.zero_()
+        head.fc.weight.mul_(SCALE / head.fc.weight.std() / head.fc.in_features**0.5)
+    ids = torch.tensor(prompts)
+    text = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False)
+    with torch.no_grad():
+        states = torch.cat([model(text, output_hidden_states=True).hidden_states[i] for i in FITTED_LAYERS], -1)
+        embeddings = model.get_input_embeddings()(text[:, 1:-1])
+    length = text.shape[1] - 2
+    causal = torch.full((length, length), -torch.inf).triu(1)[None, None]
+    positions = torch.arange(length)[None]
+
+    def loss(step: int):
+        own_states = head(embeddings, head.fuse(states[:, :length]), positions, attention_mask=causal)
+        return cross_entropy(head.logits(own_states).flatten(0, 1), text[:, 2:].flatten())
+
+    learned = [weight for name, weight in head.named_parameters() if "input_layernorm" not in name]
+    tiny.fit(learned, loss, steps, learning_rate=1e-2)
+    return head.eval().requires_grad_(False)
 
 
 @torch.no_grad()

@@ -10,23 +10,10 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "hf_speculative"
 #: the floors of the house, from the ground up: what stands on one imports from floors below it and from its own room only
 FLOORS = (
-    ("forwarding", "hf_compat", "lazy", "names"),
-    ("heads", "theory", "types", "version"),
-    ("interfaces", "reports"),
-    ("loop", "models", "schedules", "tokenizers", "verification"),
-    ("grammar",),
-    ("drafting", "embedded", "sampling"),
-    ("distributed",),
-    ("call",),
-    ("attached", "command"),
-    ("batches",),
-    ("generation",),
-    ("compilation", "measuring", "playground", "serving"),
-    ("integrations",),
-    ("compatibility", "hub"),
-    ("training",),
-    ("cli",),
-    ("__main__",),
+    "forwarding hf_compat lazy names < heads theory types version < interfaces reports"
+    " < loop models schedules tokenizers verification < grammar < drafting embedded sampling < distributed < call"
+    " < attached command < batches < generation < compilation measuring playground serving < integrations"
+    " < compatibility hub < training < cli < __main__"
 )
 #: the public names, from wherever they are
 PUBLIC = "__init__"
@@ -63,7 +50,7 @@ def room(module: str) -> str:
 
 def upward() -> list[str]:
     """Imports that do not go down."""
-    floor = {name: height for height, rooms in enumerate(FLOORS) for name in rooms}
+    floor = {name: height for height, rooms in enumerate(FLOORS.split(" < ")) for name in rooms.split()}
     return [
         f"{module} imports {other}"
         for module in MODULES

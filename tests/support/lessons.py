@@ -65,11 +65,5 @@ def weights(module):
     return torch.cat([weight.detach().flatten() for weight in module.parameters()])
 
 
-def same_state(ours, theirs):
-    """Whether two modules hold the same tensors under the same names."""
-    states = ours.state_dict(), theirs.state_dict()
-    return states[0].keys() == states[1].keys() and all(torch.equal(states[0][n], t) for n, t in states[1].items())
-
-
 def logged(trainer, name="loss"):
     return [entry[name] for entry in trainer.state.log_history if name in entry]

@@ -53,13 +53,17 @@ def results(function, folder: Path, *more: str) -> list[dict]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-def _in_group(rank: int, name: str, folder: Path, *more: str) -> None:
+def join(rank: int, folder: Path, **given) -> None:
+    """Become one of two that meet in a file: a port that is free now may be taken when they come to use it."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     # accelerate wants them, and uses the group that is there
     os.environ |= {"MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
-    # They meet in a file: a port that is free now may be taken when they come to use it.
     meeting = f"file://{folder / 'meeting'}"
-    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2, **given)
+
+
+def _in_group(rank: int, name: str, folder: Path, *more: str) -> None:
+    join(rank, folder)
     (folder / f"{rank}.json").write_text(json.dumps(globals()[name](folder, *more)))
     torch.distributed.destroy_process_group()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import os
 import random
 import sys
 import time
@@ -34,7 +33,7 @@ from hf_speculative.models import probe, verified_types
 from hf_speculative.schedules import Adaptive, timed
 from hf_speculative.types import Costs, Draft
 from tests.architectures.check import build
-from tests.support import tiny
+from tests.support import tiny, two_processes
 
 TIMEOUT = timedelta(seconds=60)
 SETTINGS = {"max_new_tokens": 16, "pad_token_id": 0}
@@ -49,11 +48,8 @@ def check(function):
 
 
 def run(rank: int, folder: Path) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     torch.set_num_threads(1)
-    # They meet in a file: a port that is free now may be taken when they come to use it.
-    meeting = f"file://{folder / 'meeting'}"
-    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2, timeout=TIMEOUT)
+    two_processes.join(rank, folder, timeout=TIMEOUT)
     make_models(rank, folder)
     results: dict[str, str] = {}
     for name, function in CHECKS.items():
