@@ -100,7 +100,7 @@ def loud_target():
     return model
 
 
-def fitted(model, prompts: list[list[int]], steps: int = 120) -> Eagle3Model:
+def fitted(model, prompts: list[list[int]]) -> Eagle3Model:
     """A head that was fitted to the greedy text of the target after each prompt, by the states that its config names.
 
     Its first layer hears nothing of the tokens, only of the target's states; from other states it knows little.
@@ -134,7 +134,7 @@ def fitted(model, prompts: list[list[int]], steps: int = 120) -> Eagle3Model:
         return cross_entropy(head.logits(own_states).flatten(0, 1), text[:, 2:].flatten())
 
     learned = [weight for name, weight in head.named_parameters() if "input_layernorm" not in name]
-    tiny.fit(learned, loss, steps, learning_rate=1e-2)
+    tiny.fit(learned, loss, steps=120, learning_rate=1e-2)
     return head.eval().requires_grad_(False)
 
 

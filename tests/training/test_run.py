@@ -22,7 +22,7 @@ from hf_speculative.training.settings import Settings
 from hf_speculative.training.trainer import DraftTrainer
 from hf_speculative.types import Costs
 from tests.support import blocks, tiny
-from tests.support.costs import fix_costs
+from tests.support.execution import fix_costs
 from tests.support.plain import agrees
 
 PROMPTS = [{"prompt": ids} for ids in torch.randint(2, tiny.VOCAB, (12, 5), generator=torch.manual_seed(0)).tolist()]
@@ -117,12 +117,9 @@ def test_what_is_kept_of_a_run(trained):
     best = max(point.acceptance_length["sampled"] for point in result.curve[1:])
     assert result.after.acceptance_length["sampled"] == best
     assert result.data["num_prompts"] == 10 and result.data["num_held_out"] == 2 and result.seconds > 0
-
-
-def test_arguments_of_transformers_come_first(trained):
-    state = json.loads((trained[1].folder / "checkpoints" / "checkpoint-4" / "trainer_state.json").read_text())
+    state = json.loads((result.folder / "checkpoints" / "checkpoint-4" / "trainer_state.json").read_text())
     rates = [entry["learning_rate"] for entry in state["log_history"] if "learning_rate" in entry]
-    assert rates == pytest.approx([0, 1e-3, 2e-3 / 3, 1e-3 / 3]), "linear, and no cosine"
+    assert rates == pytest.approx([0, 1e-3, 2e-3 / 3, 1e-3 / 3]), "arguments of transformers come first: no cosine"
 
 
 def test_card(trained):
