@@ -15,8 +15,8 @@ from hf_speculative.models import RaggedModel, StaticModel, artifacts, eager_rea
 from tests.architectures.check import build
 from tests.support import distributions, tiny
 from tests.support.execution import run_as
+from tests.support.fake_graphs import Recorded
 from tests.support.plain import same_as_plain, takes_lanes
-from tests.support.recorded import Recorded
 
 GREEDY = {"do_sample": False, "pad_token_id": 0}
 

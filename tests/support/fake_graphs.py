@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
@@ -75,9 +75,7 @@ class Graph:
         with _disable_current_modes():
             for operation, args, kwargs, results in self.calls:
                 args, kwargs = tree_map(_in_memory, (args, kwargs))
-                for old, new in zip(map(_in_memory, results), _tensors(operation(*args, **kwargs)), strict=True):
-                    if old.data_ptr() != new.data_ptr():
-                        old.copy_(new)
+                _run_again(operation, args, kwargs, [_in_memory(result) for result in results])
 
     def spoil(self) -> None:
         with _disable_current_modes():
@@ -88,6 +86,48 @@ class Graph:
 
     def _owns(self, tensor: torch.Tensor) -> bool:
         return _storage(tensor) in self.own
+
+
+class Recorded:
+    """A capture for the CPU that behaves as CUDA graphs do: the operations seen once are run again on the same memory.
+
+    Nothing of the function's Python runs again, and an input that is no input of the function, or an address that moved, shows
+    as a wrong result.
+    """
+
+    def __init__(self):
+        self.num_captures = self.num_replays = 0
+
+    def __call__(self, function, inputs):
+        self.num_captures += 1
+        buffers = tuple(tensor.clone() for tensor in inputs)
+        calls = []
+
+        class Recorder(TorchDispatchMode):
+            def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+                result = operation(*args, **(kwargs or {}))
+                calls.append((operation, args, kwargs or {}, result))
+                return result
+
+        with Recorder():
+            output = function(*buffers)
+
+        def replay(*tensors):
+            self.num_replays += 1
+            for buffer, tensor in zip(buffers, tensors, strict=True):
+                buffer.copy_(tensor)
+            for operation, args, kwargs, kept in calls:
+                _run_again(operation, args, kwargs, _tensors(kept))
+            return output
+
+        return replay
+
+
+def _run_again(operation, args: tuple, kwargs: dict, results: list[torch.Tensor]) -> None:
+    """What the operation gives goes to where its `results` are."""
+    for old, new in zip(results, _tensors(operation(*args, **kwargs)), strict=True):
+        if old.data_ptr() != new.data_ptr():
+            old.copy_(new)
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -147,14 +147,9 @@ def write_mtp(folder, target, model_type: str = "qwen3", **fields):
     layers = {"model_type": model_type, "hidden_size": hidden, "intermediate_size": 48, "num_hidden_layers": 4}
     layers |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": own.vocab_size}
     method = {"proposal_type": "greedy", "speculative_tokens": MTP_STEPS}
-    config = {
-        "speculators_model_type": "mtp",
-        "architectures": ["MTPDraftModel"],
-        "num_nextn_predict_layers": 1,
-        "transformer_layer_config": layers,
-        "speculators_config": {"algorithm": "mtp", "proposal_methods": [method], "default_proposal_method": "greedy"},
-        **fields,
-    }
+    config = {"speculators_model_type": "mtp", "architectures": ["MTPDraftModel"], "num_nextn_predict_layers": 1}
+    steps = {"algorithm": "mtp", "proposal_methods": [method], "default_proposal_method": "greedy"}
+    config |= {"transformer_layer_config": layers, "speculators_config": steps} | fields
     shapes = {"self_attn.q": (32, hidden), "self_attn.k": (16, hidden), "self_attn.v": (16, hidden)}
     shapes |= {"self_attn.o": (hidden, 32), "mlp.gate": (48, hidden), "mlp.up": (48, hidden), "mlp.down": (hidden, 48)}
     sizes = {"self_attn.q": 0.3, "self_attn.k": 0.3, "self_attn.v": 0.3}

@@ -33,15 +33,13 @@ def hush(layers, factor: float) -> None:
 
 
 @torch.no_grad()
-def with_mtp(
-    path, model_type: str = "glm4_moe", num_mtp_layers: int = 2, attention: str = "sdpa", factor=0.3, **config
-):
+def with_mtp(path, model_type: str = "glm4_moe", num_mtp_layers: int = 2, attention: str = "sdpa", **config):
     """A target loaded from a checkpoint at `path` that also holds MTP layers, as the real ones do."""
     from transformers.modeling_layers import MtpModel
 
     config = MTP_TYPES[model_type] | config | {"num_nextn_predict_layers": num_mtp_layers}
     model = tiny.build(model_type, attention=attention, **config)
-    hush(model.model.layers, factor)
+    hush(model.model.layers, 0.3)
     heads = MtpModel(model, num_mtp_layers)
     hidden = model.config.hidden_size
     for layer in heads.layers:
@@ -50,7 +48,7 @@ def with_mtp(
                 tensor.normal_(std=0.02)
         # The embedding alone goes on, with a little of the state.
         layer.eh_proj.weight.copy_(torch.cat([torch.eye(hidden), 0.1 * torch.eye(hidden)], 1))
-        hush([layer.mtp_block], factor)
+        hush([layer.mtp_block], 0.3)
         for weight in layer.mtp_block.self_attn.parameters():
             if weight.ndim > 1:
                 weight.mul_(5.0)
@@ -85,9 +83,8 @@ def with_gemma4_assistant(attention: str = "sdpa", factor: float = 0.04, **confi
     own = {"num_hidden_layers": 2, "layer_types": config["layer_types"][:2], "num_kv_shared_layers": 2}
     none = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
     text_config = Gemma4TextConfig(**config | own | none)
-    assistant_config = Gemma4AssistantConfig(
-        text_config=text_config, backbone_hidden_size=hidden, tie_word_embeddings=False
-    )
+    sizes = {"backbone_hidden_size": hidden, "tie_word_embeddings": False}
+    assistant_config = Gemma4AssistantConfig(text_config=text_config, **sizes)
     # transformers 5.23.0 itself fails to build a model in which all layers share, as those of all assistants do.
     with patch.object(Gemma4TextConfig, "kv_sharing_modes", ["reuse"] * 2, create=True):
         assistant = Gemma4AssistantForCausalLM._from_config(assistant_config, attn_implementation=attention).eval()
@@ -102,12 +99,10 @@ def with_gemma4_assistant(attention: str = "sdpa", factor: float = 0.04, **confi
     return model, assistant
 
 
-def with_dflash(
-    block_size: int = 5, attention: str = "sdpa", factor: float = 0.2, steps: int = 150, first: int = 1, **config
-):
+def with_dflash(block_size: int = 5, attention: str = "sdpa", steps: int = 150, first: int = 1, **config):
     """A target and a DFlash draft for it."""
     model = tiny.build("llama", attention=attention, **config)
-    hush(model.model.layers, factor)
+    hush(model.model.layers, 0.2)
     return model, dflash_for(model, block_size, steps, first)
 
 
@@ -123,25 +118,15 @@ def dflash_for(model, block_size: int = 5, steps: int = 150, first: int = 1):
     config = model.config.get_text_config(decoder=True)
     sizes = {"hidden_size": config.hidden_size, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8, "block_size": block_size}
-    draft_config = MuseGlimmerAssistantConfig(
-        layer_types=["sliding_attention", "full_attention"],
-        mask_token_id=config.vocab_size - 1,
-        target_layer_ids=[0, 1],
-        **sizes,
-    )
+    sizes |= {"mask_token_id": config.vocab_size - 1, "target_layer_ids": [0, 1]}
+    draft_config = MuseGlimmerAssistantConfig(layer_types=["sliding_attention", "full_attention"], **sizes)
     attention = config._attn_implementation
     draft = MuseGlimmerAssistantModel._from_config(draft_config, attn_implementation=attention).eval()
-    _train_dflash(model, draft, steps, first)
-    return draft
-
-
-def _train_dflash(model, draft, steps: int, first: int) -> None:
-    vocab_size = model.config.get_text_config(decoder=True).vocab_size
-    block_size, ids = draft.config.block_size, torch.randint(1, vocab_size, (64, 3))
+    ids = torch.randint(1, config.vocab_size, (64, 3))
     text = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
     with torch.no_grad():
         hidden = model(text, output_hidden_states=True).hidden_states
-    states = torch.cat([hidden[layer + 1] for layer in draft.config.target_layer_ids], -1)
+    states = torch.cat([hidden[1], hidden[2]], -1)
 
     def loss(step: int):
         anchor = 3 + step % (text.shape[1] - 3 + first - block_size)
@@ -154,4 +139,4 @@ def _train_dflash(model, draft, steps: int, first: int) -> None:
         return cross_entropy(logits.flatten(0, 1), labels.flatten())
 
     tiny.fit(draft.parameters(), loss, steps, learning_rate=3e-3)
-    draft.requires_grad_(False)
+    return draft.requires_grad_(False)
