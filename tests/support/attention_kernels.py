@@ -27,19 +27,7 @@ class Kernels:
     def __init__(self):
         self.calls: list[tuple[str, int, int, bool]] = []
 
-    def flash(
-        self,
-        module,
-        query,
-        key,
-        value,
-        attention_mask,
-        scaling,
-        sliding_window=None,
-        softcap=None,
-        s_aux=None,
-        **kwargs,
-    ):
+    def flash(self, module, query, key, value, attention_mask, sliding_window=None, **kwargs):
         """As `flash_attention_forward`: causal from the last slot on, `(batch, slots)` says what is padding on the left."""
         self._note(module, query, key, attention_mask)
         width, slots = query.shape[2], key.shape[2]
