@@ -11,8 +11,8 @@ from hf_speculative.models import artifacts, model_state
 from hf_speculative.schedules import adaptive
 from hf_speculative.types import Costs
 from tests.support import tiny
-from tests.support.costs import fix_costs
 from tests.support.emulated_compiler import install
+from tests.support.execution import fix_costs
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # A worker a core: threads of their own would only wait for each other, and so would those of processes that tests start.

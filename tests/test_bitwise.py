@@ -12,8 +12,8 @@ from tests.architectures.check import build as built_type
 from tests.architectures.check import types_of
 from tests.support import tiny
 from tests.support.execution import run_as
+from tests.support.fake_graphs import Recorded
 from tests.support.plain import Collect
-from tests.support.recorded import Recorded
 from tests.support.served import PATIENCE, running, submit
 
 GREEDY = {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}

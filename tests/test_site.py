@@ -10,10 +10,8 @@ from hf_speculative import theory
 from tests.support import browser, commands_page, site
 
 pytest.importorskip("material", reason="the extra `docs` is not installed")
-playwright = pytest.importorskip("playwright.sync_api", reason="the extra `test` is not installed")
 
 DOCS = site.ROOT / "docs"
-PHONE = {"width": 375, "height": 812}
 #: what mkdocs-material calls them
 SCHEMES = {"light": "default", "dark": "slate"}
 
@@ -29,21 +27,6 @@ def folder(tmp_path_factory):
     return base / "site"
 
 
-@pytest.fixture(scope="module")
-def tab(folder):
-    """A browser's page on a phone, what it logged, and the address of the site."""
-    with site.served(folder) as address, playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=browser.chromium(), args=list(browser.OPTIONS))
-        page = chromium.new_page(viewport=PHONE, reduced_motion="reduce")
-        said: list[str] = []
-        page.on("console", lambda message: said.append(f"{page.url}: {message.text}"))
-        page.on("pageerror", lambda error: said.append(f"{page.url}: {error}"))
-        page.on("response", lambda answer: answer.status < 400 or said.append(f"{answer.status} {answer.url}"))
-        page.on("request", lambda request: request.url.startswith((address, "data:")) or said.append(request.url))
-        yield page, said, address
-        chromium.close()
-
-
 def test_no_link_is_broken_and_nothing_is_asked_of_others(folder):
     assert len(site.pages(folder)) > 30
     assert site.broken(folder) == [] and site.foreign_assets(folder) == []
@@ -57,22 +40,20 @@ def test_broken_links_are_found(tmp_path):
 
 
 @pytest.mark.slow
-def test_all_pages_can_be_read_on_a_phone(tab, folder):
+def test_all_pages_can_be_read_on_a_phone(folder):
     """Each fits on a phone and can be read, in both schemes."""
-    page, said, address = tab
-    for path in [str(file.relative_to(folder)) for file in site.pages(folder) if file.name != "404.html"]:
-        page.emulate_media(color_scheme="light")
-        page.goto(address + path.removesuffix("index.html"))
-        page.add_style_tag(content="* { transition: none !important }")
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)
-            page.locator(f"body[data-md-color-scheme={SCHEMES[scheme]}]").wait_for()
-            where = f"{path}, {scheme}"
-            width, paper, (ratio, text) = page.evaluate(browser.MEASURED)
-            assert width <= PHONE["width"], where
-            assert (paper < 0.05) if scheme == "dark" else (paper > 0.9), where
-            assert ratio >= 4.5, f"{where}: {ratio:.2f} at {text}"
-    assert not said
+    paths = [str(file.relative_to(folder)) for file in site.pages(folder) if file.name != "404.html"]
+    with site.served(folder) as address, browser.chromium() as chromium:
+        page, said = browser.opened(chromium, browser.PHONE, (address, "data:"))
+        for path in paths:
+            page.emulate_media(color_scheme="light")
+            page.goto(address + path.removesuffix("index.html"))
+            page.add_style_tag(content="* { transition: none !important }")
+            for scheme, name in SCHEMES.items():
+                page.emulate_media(color_scheme=scheme)
+                page.locator(f"body[data-md-color-scheme={name}]").wait_for()
+                browser.check(page, scheme)
+        assert not said
 
 
 def test_every_public_name_has_its_entry(folder):

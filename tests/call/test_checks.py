@@ -21,7 +21,7 @@ from hf_speculative.call.statistics import Statistics
 from hf_speculative.schedules import Constant
 from hf_speculative.types import Costs
 from tests.support import tiny
-from tests.support.costs import fix_costs
+from tests.support.execution import fix_costs
 
 
 class Lossy(Rule):

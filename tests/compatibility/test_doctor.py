@@ -12,21 +12,21 @@ from hf_speculative.compatibility.running import short_evaluation
 from hf_speculative.heads.eagle3 import Eagle3Model
 from hf_speculative.measuring.drafts import NamedDraft
 from hf_speculative.measuring.settings import Setting
-from tests.support import fitted, tied
+from tests.support import heads, tied
 
 PROMPTS = [[5 + 3 * i, 9, 3 + 2 * i] for i in range(12)]
 IDS = "eagle_aux_hidden_state_layer_ids"
 #: what the file says that is wrong, and what sets it right
 MISREAD = {"indices one too high": {IDS: [3, 4, 6]}, "indices one too low": {IDS: [1, 2, 4]}}
 MISREAD["residual after the norm"] = {"norm_before_residual": True}
-RIGHT = {IDS: fitted.LAYERS, "norm_before_residual": False}
+RIGHT = {IDS: heads.FITTED_LAYERS, "norm_before_residual": False}
 
 
 @pytest.fixture(scope="module")
 def pair():
     with torch.random.fork_rng():
-        target = fitted.target()
-        return target, fitted.head_for(target, PROMPTS)
+        target = heads.loud_target()
+        return target, heads.fitted(target, PROMPTS)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def test_a_good_head_is_not_examined(pair):
 @pytest.mark.parametrize("name", ["indices one too high", "indices one too low", "residual after the norm"])
 def test_a_head_that_is_misread_is_set_right(pair, name):
     target, head = pair
-    found = examined(target, fitted.misread(head, **MISREAD[name]))
+    found = examined(target, read_as(head, MISREAD[name]))
     assert found.named.is_poor and found.better.first_kept > 0.9
     assert found.better.fields == {field: RIGHT[field] for field in MISREAD[name]}
     for field in MISREAD[name]:
@@ -99,7 +99,7 @@ def test_readings_share_every_tensor_and_leave_the_head_alone(pair):
 
 def test_states_that_the_target_does_not_have_are_not_tried(pair):
     target, head = pair
-    last = fitted.misread(head, **{IDS: [0, 3, target.config.num_hidden_layers]})
+    last = read_as(head, {IDS: [0, 3, target.config.num_hidden_layers]})
     assert [fields.get(IDS) for fields, _ in other_readings(last, target)] == [None]
 
 
@@ -131,10 +131,10 @@ def test_what_is_clearly_better():
 def test_check_examines_a_poor_head_and_says_so(pair, monkeypatch):
     target, head = pair
     monkeypatch.setattr(answer, "candidates", lambda target: [])
-    wrong = fitted.misread(head, **MISREAD["indices one too low"])
+    wrong = read_as(head, MISREAD["indices one too low"])
     found = hs.check(target, wrong, measure=True, prompts=PROMPTS[:6], progress=False, seconds=1e9, batch_sizes=[1])
-    assert f"with {IDS}={fitted.LAYERS}" in found.advice.verdict
+    assert f"with {IDS}={heads.FITTED_LAYERS}" in found.advice.verdict
     values = json.loads(json.dumps(found.to_dict(), allow_nan=False))["advice"]["examination"]
-    assert values["better"] == {IDS: fitted.LAYERS} and len(values["readings"]) == 1 + 5
+    assert values["better"] == {IDS: heads.FITTED_LAYERS} and len(values["readings"]) == 1 + 5
     good = hs.check(target, head, measure=True, prompts=PROMPTS[:2], progress=False, seconds=1e9, batch_sizes=[1])
     assert good.advice.examination is None and "first tokens" not in good.advice.verdict.split("The draft")[0]

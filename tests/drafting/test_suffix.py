@@ -11,8 +11,7 @@ from hf_speculative.drafting import SuffixStore
 from hf_speculative.drafting.suffix.growing import GrowingText
 from hf_speculative.schedules import Constant
 from tests.support import tiny, tongues
-from tests.support.drafters import suffix_drafter
-from tests.support.lookup import brute_force
+from tests.support.drafters import brute_force, suffix_drafter
 from tests.support.plain import agrees
 
 

@@ -12,8 +12,7 @@ from safetensors.numpy import load_file, save_file
 import hf_speculative as hs
 from hf_speculative.drafting import SuffixStore
 from tests.support import tiny, tongues
-from tests.support.drafters import suffix_drafter
-from tests.support.lookup import brute_force
+from tests.support.drafters import brute_force, suffix_drafter
 
 LETTERS = tongues.characters("abcdefgh ")
 

@@ -2,11 +2,6 @@
 
 import copy
 import importlib
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +12,7 @@ from hf_speculative.integrations.trainer import SpeculativeSeq2SeqTrainer
 from hf_speculative.integrations.trainer.prompts import completions_of, prompts_of
 from hf_speculative.models import pool
 from tests.architectures.check import build
-from tests.support import tiny
+from tests.support import tiny, two_processes
 from tests.support.trainers import CONSTANT, NUM_ROWS, SpeculativeTrainer, arguments, checkpointed, rows
 
 RATES = {"draft_acceptance_rate", "mean_acceptance_length", "tokens_per_second"}
@@ -219,16 +214,7 @@ def test_a_missing_extra_says_how_to_install_it(monkeypatch):
 @pytest.mark.slow
 def test_counts_are_summed_over_processes(target, draft, tmp_path):
     """Two processes of batch 2 count what one of batch 8 does; 11 rows are made even by the first, which counts again."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.evaluate_distributed", str(tmp_path)],
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    found = two_processes.results(two_processes.evaluate, tmp_path)
     alone = {"generation_kwargs": {"max_new_tokens": 8}, "draft_model": draft, "speculative_config": CONSTANT}
     trainer = SpeculativeTrainer(target, arguments(tmp_path), **alone)
     expected = {"even": trainer.evaluate(rows(12)), "uneven": trainer.evaluate(rows(11) + rows(1))}

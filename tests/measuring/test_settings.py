@@ -10,14 +10,13 @@ from hf_speculative.call import sources
 from hf_speculative.call.option_table import DRAFTS
 from hf_speculative.measuring.render import page
 from hf_speculative.measuring.settings import Setting
+from tests.support.drafters import suffix_drafter
 from tests.support.evaluations import TEXTS
-from tests.support.lookup import PromptLookup
 
 
 @dataclass(frozen=True)
 class ToySource(hs.DraftSource):
     given: str
-    max_matching_ngram_size: int = 1
 
     argument, method = "draft_model", "toy"
 
@@ -26,7 +25,7 @@ class ToySource(hs.DraftSource):
         return value == cls.method
 
     def drafter(self, call):
-        return PromptLookup(self.max_matching_ngram_size)
+        return suffix_drafter()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 import pytest
 
 import hf_speculative as hs
+from hf_speculative.models import artifacts, pool
 from tests.support import tiny
 from tests.support.execution import run_as
 from tests.support.packed import num_packed
@@ -26,3 +27,16 @@ def packed(model, monkeypatch):
     assert num_packed(model) == 15
     yield model
     hs.detach(model)
+
+
+@pytest.fixture(scope="module")
+def passes_of_module(tmp_path_factory):
+    return tmp_path_factory.mktemp("passes")
+
+
+@pytest.fixture
+def folder(passes_of_module, monkeypatch):
+    """Where the compiler itself puts passes, which the tests of a module share."""
+    monkeypatch.setenv(artifacts.FOLDER, str(passes_of_module))
+    pool._kept.clear()
+    return passes_of_module

@@ -16,21 +16,12 @@ from torch._dynamo.utils import counters
 import hf_speculative as hs
 from hf_speculative.call import learned
 from hf_speculative.call.configuration import as_keywords
-from hf_speculative.models import (
-    RaggedModel,
-    artifacts,
-    attention,
-    execution,
-    exported,
-    pieces,
-    pool,
-    traced,
-)
+from hf_speculative.models import RaggedModel, artifacts, attention, execution, exported, pieces, pool, traced
 from tests.architectures.check import build
 from tests.architectures.inputs import prompts
 from tests.support import heads, tiny
 from tests.support.cases import slow_but
-from tests.support.plain import same_as_plain, takes_lanes
+from tests.support.plain import agrees, same_as_plain, takes_lanes
 
 SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16}
 
@@ -47,27 +38,20 @@ def draft(target):
 
 
 def assert_equals_plain(target, draft, compile, num_rows=3, width=12, **options):
-    call = tiny.prompts(num_rows, width) | SETTINGS
-    options = {"draft_model": draft, "num_draft_tokens": 3} | options
-    found = hs.generate(target, **call, speculative_config=hs.SpeculativeConfig(optimize=compile), **options)
-    assert found.tolist() == target.generate(**call).tolist()
+    options = {"draft_model": draft, "num_draft_tokens": 3, "optimize": compile} | options
+    agrees(target, tiny.prompts(num_rows, width) | SETTINGS, **options)
 
 
-def test_one_file_a_model_serves_all_batches_widths_and_lengths(target, draft, emulated):
+def test_one_file_a_model_serves_all_batches_widths_and_lengths(target, draft, emulated, monkeypatch):
     for num_rows in (3, 1, 2):
         assert_equals_plain(target, draft, True, num_rows)
     assert emulated.num_made == 1, "target and draft are of one kind, and share the files"
     assert emulated.num_files == 3, "what comes before layers, a layer, what follows"
     assert {columns for _, columns in emulated.runs} >= {1, 2, 4} and {rows for rows, _ in emulated.runs} >= {1, 2, 3}
-
-
-def test_prompts_run_from_the_file(target, draft, emulated, monkeypatch):
-    """Where shorter rows feed filler."""
-    assert_equals_plain(target, draft, True, num_rows=3)
-    assert (3, 12) in emulated.runs
+    assert (3, 12) in emulated.runs, "prompts as well, in which shorter rows feed filler"
     monkeypatch.setattr("hf_speculative.models.static.MAX_COLUMNS", 11)
     emulated.runs.clear()
-    assert_equals_plain(target, draft, True, num_rows=3)
+    assert_equals_plain(target, draft, True)
     assert max(columns for _, columns in emulated.runs) == 4, "a longer prompt runs eagerly"
 
 
@@ -110,15 +94,16 @@ def test_weights_that_moved_are_bound_anew(target, draft, emulated):
     assert pool._kept[target].artifacts[()] is not run and emulated.num_made == 1
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])  # with a shallow copy in between, and without
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])  # in pieces, and in one file
 def test_what_is_kept_dies_with_its_model(kind, emulated):
     """torch keeps the constants of a file for good, so they are emptied."""
     model = tiny.build(kind)
     execution.ragged_model(model, compile=True)
-    constants = pool.kept(model).artifacts[()].after.compiled.given.values()
+    run = pool.kept(model).artifacts[()]
+    constants = getattr(run, "after", run).compiled.given.values()
     gone = weakref.ref(model), weakref.ref(model.lm_head.weight)
     assert all(constant.numel() for constant in constants)
-    del model
+    del model, run
     gc.collect()
     assert not any(reference() for reference in gone) and not any(constant.numel() for constant in constants)
 
@@ -129,12 +114,10 @@ def test_prompts_with_images(emulated):
         target = build("image-text", name)
         call = prompts("image-text", target, 3) | {"max_new_tokens": 12, "do_sample": False}
         draft, emulated.runs[:] = tiny.noisy_copy(target), []
-        config = hs.SpeculativeConfig(optimize=True)
-        expected = target.generate(**call).tolist()
-        found = hs.generate(target, **call, draft_model=draft, num_draft_tokens=3, speculative_config=config)
-        assert found.tolist() == expected and bool(emulated.runs) == is_compiled
+        agrees(target, call, draft_model=draft, num_draft_tokens=3, optimize=True)
+        assert bool(emulated.runs) == is_compiled
+        expected, emulated.runs[:] = target.generate(**call).tolist(), []
         hs.attach(target, draft, optimize=True)
-        emulated.runs[:] = []
         assert target.generate(**call, draft_model=None).tolist() == expected and bool(emulated.runs) == is_compiled
 
 
@@ -143,14 +126,6 @@ def with_states(*recorded):
     model = tiny.llama()
     artifacts.install_capturing_hooks(model)
     return traced.Pass(model, recorded)
-
-
-def head_pass(name):
-    return traced.HeadPass(heads.made(name)[1])
-
-
-def _transpose_in_memory(layer):
-    layer.weight = torch.nn.Parameter(layer.weight.detach().t().contiguous().t())
 
 
 class TestTheName:
@@ -168,7 +143,7 @@ class TestTheName:
             lambda model: setattr(model.model.layers[0].self_attn, "scaling", 0.5),
             lambda model: setattr(model.model.layers[1], "mlp", torch.nn.Identity()),
             lambda model: model.resize_token_embeddings(70, mean_resizing=False),
-            lambda model: _transpose_in_memory(model.lm_head),
+            lambda model: model.lm_head.weight.data.set_(model.lm_head.weight.data.t().contiguous().t()),
         ],
     )
     def test_of_others(self, target, change):
@@ -176,11 +151,12 @@ class TestTheName:
         change(other)
         assert artifacts.path_of(other) != artifacts.path_of(target)
 
-    @pytest.mark.parametrize("package", [torch, transformers], ids=["torch", "transformers"])
-    def test_of_other_versions(self, target, package, monkeypatch):
-        before = artifacts.path_of(target)
-        monkeypatch.setattr(package, "__version__", "9.9.9")
-        assert artifacts.path_of(target) != before
+    def test_of_other_versions(self, target, monkeypatch):
+        names = {artifacts.path_of(target)}
+        for package in (torch, transformers):
+            monkeypatch.setattr(package, "__version__", "9.9.9")
+            names.add(artifacts.path_of(target))
+        assert len(names) == 3
 
 
 class TestAuto:
@@ -197,9 +173,8 @@ class TestAuto:
         def kinds():
             return [kind for pairs in learned._costs[target].values() for kind in pairs]
 
-        call = (
-            tiny.prompts(1) | SETTINGS | as_keywords({"draft_model": draft, "optimize": "auto", "max_new_tokens": 64})
-        )
+        options = as_keywords({"draft_model": draft, "optimize": "auto"})
+        call = tiny.prompts(1) | SETTINGS | options | {"max_new_tokens": 64}
         for _ in range(2):
             hs.generate(target, **call)
         assert len(kinds()) == 1
@@ -210,24 +185,19 @@ class TestAuto:
         hs.generate(target, **call | as_keywords({"optimize": False}))
         assert len(kinds()) == 3
 
-    def test_makes_nothing_where_it_would_not_pay(self, target, draft, emulated, monkeypatch):
-        monkeypatch.setattr(artifacts, "pays", lambda model: False)
-        assert_equals_plain(target, draft, "auto")
+    def test_is_eager_with_drafts_that_need_it(self, target, emulated):
+        same_as_plain(target, tiny.prompts(1), assistant_early_exit=1, optimize="auto")
         assert not emulated.started
 
-    def test_is_eager_with_drafts_that_need_it(self, target, emulated):
-        call = tiny.prompts(1) | SETTINGS
-        found = hs.generate(
-            target, **call, assistant_early_exit=1, speculative_config=hs.SpeculativeConfig(optimize="auto")
-        )
-        assert found.tolist() == target.generate(**call).tolist() and not emulated.started
-
-    def test_pays_where_layers_are_small(self, target):
+    def test_pays_where_layers_are_small(self, target, draft, emulated, monkeypatch):
         assert artifacts.pays(target)
         with torch.device("meta"):
             large = torch.nn.Linear(2**16, 2**16)
         large.config = target.config
         assert not artifacts.pays(large)
+        monkeypatch.setattr(artifacts, "pays", lambda model: False)
+        assert_equals_plain(target, draft, "auto")
+        assert not emulated.started
 
 
 def with_an_error(size, logits):
@@ -241,6 +211,21 @@ def with_noise(size, num_wrong, logits):
     noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
     noise.flatten(0, 1)[num_wrong:] = 0
     return logits + (size * logits.std() * noise).to(logits.dtype)
+
+
+def unlikely(module, inputs):
+    logits, _ = module(*inputs)
+    return [logits, logits.argmin(-1)]
+
+
+def forgetful(module, inputs):
+    return module(*inputs[:9], *map(torch.clone, inputs[9:]))
+
+
+def louder(module, inputs):
+    outputs = module(*inputs)
+    inputs[9].mul_(1.01)
+    return outputs
 
 
 class TestWhatCannotBeCompiled:
@@ -258,17 +243,15 @@ class TestWhatCannotBeCompiled:
             assert type(execution.ragged_model(target, compile=True)) is RaggedModel
         assert type(execution.ragged_model(target, compile="auto")) is RaggedModel
 
-    def test_a_folder_that_cannot_be_written_to(self, target, emulated, tmp_path, monkeypatch):
-        (tmp_path / "a file").touch()
-        monkeypatch.setenv(artifacts.FOLDER, str(tmp_path / "a file" / "below"))
-        with pytest.warns(UserWarning, match="run eagerly: nothing can be written to .*below"):
-            assert type(execution.ragged_model(target, compile=True)) is RaggedModel
-
-    def test_a_disk_that_is_full(self, target, emulated, tmp_path, monkeypatch):
+    def test_a_disk_that_is_full_and_a_folder_that_cannot_be_written_to(self, target, emulated, tmp_path, monkeypatch):
         monkeypatch.setattr(artifacts.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**25))
         with pytest.warns(UserWarning, match="run eagerly: 32 MB are free in .*, and it takes 64"):
             assert type(execution.ragged_model(target, compile=True)) is RaggedModel
         assert not list(tmp_path.rglob("*.*")), "nothing keeps it from being tried again"
+        (tmp_path / "a file").touch()
+        monkeypatch.setenv(artifacts.FOLDER, str(tmp_path / "a file" / "below"))
+        with pytest.warns(UserWarning, match="run eagerly: nothing can be written to .*below"):
+            assert type(execution.ragged_model(target, compile=True)) is RaggedModel
 
     def test_what_is_not_there_is_looked_for_once(self, target, emulated, monkeypatch):
         """Cutting a pass to name its files takes as long as a token of SmolLM2, in each call that has no file."""
@@ -322,32 +305,18 @@ class TestWhatCannotBeCompiled:
         with torch.no_grad(), pytest.raises(exported.Differs, match=message) if message else nullcontext():
             exported.check(run, module)
 
-    def test_tokens_and_keys_are_held_to_the_models(self, target):
-        module = traced.Pass(target)
-
-        def unlikely(inputs):
-            logits, _ = module(*inputs)
-            return [logits, logits.argmin(-1)]
-
-        def forgetful(inputs):
-            return module(*inputs[:9], *(tensor.clone() for tensor in inputs[9:]))
-
-        with torch.no_grad():
-            with pytest.raises(exported.Differs, match="tokens are not those of the largest logits"):
-                exported.check(unlikely, module)
-            with pytest.raises(exported.Differs, match="1 rows of 1 columns"):
-                exported.check(forgetful, module)
-
-    def test_states_are_held_to_the_models(self, target):
-        module = with_states(1)
-
-        def run(inputs):
-            outputs = module(*inputs)
-            inputs[9].mul_(1.01)
-            return outputs
-
-        with torch.no_grad(), pytest.raises(exported.Differs):
-            exported.check(run, module)
+    @pytest.mark.parametrize(
+        ("spoilt", "recorded", "message"),
+        [
+            (unlikely, (), "tokens are not those of the largest logits"),
+            (forgetful, (), "1 rows of 1 columns"),
+            (louder, (1,), ""),
+        ],
+    )
+    def test_tokens_keys_and_states_are_held_to_the_models(self, spoilt, recorded, message):
+        module = with_states(*recorded)
+        with torch.no_grad(), pytest.raises(exported.Differs, match=message):
+            exported.check(partial(spoilt, module), module)
 
 
 HEADS = ("llama", "reduced vocabulary", "sliding windows", "eagle 3.1", "parallel")
@@ -356,7 +325,7 @@ EXPORTED = {
     "gemma3_text": lambda: traced.Pass(tiny.build("gemma3_text")),
     "states": lambda: with_states(0, 2, -1),
     "states of a layer": lambda: with_states(1),
-    **{f"head, {name}": partial(head_pass, name) for name in HEADS},
+    **{f"head, {name}": lambda name=name: traced.HeadPass(heads.made(name)[1]) for name in HEADS},
 }
 
 
@@ -379,15 +348,9 @@ def test_what_is_exported_serves_all_sizes(name):
             assert all(part[0].any(-1).all() for part in written[2 * module.num_layers :]), "states of each column"
 
 
-class PlusOne(torch.nn.Module):
+def plus_one(layer):
     """A layer that is given something else than the layer before gives."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, states, *args, **kwargs):
-        return self.layer(states + 1, *args, **kwargs)
+    return lambda states, *args, **kwargs: layer(states + 1, *args, **kwargs)
 
 
 class TestPieces:
@@ -421,7 +384,7 @@ class TestPieces:
 
     @pytest.mark.parametrize(
         "change",
-        [lambda layers: layers[:1] + layers, lambda layers: layers[:1] + list(map(PlusOne, layers[1:]))],
+        [lambda layers: layers[:1] + layers, lambda layers: layers[:1] + list(map(plus_one, layers[1:]))],
         ids=["a layer twice", "more between layers"],
     )
     def test_models_that_do_more_are_one_file(self, change, target, emulated):
@@ -438,21 +401,12 @@ class TestPieces:
         assert len(artifacts.files_of(target).parts) == 1
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("passes")
-
-
 @pytest.mark.slow
 class TestCompiled:
     """With the compiler itself, which takes half a minute and needs one for C++."""
 
-    @pytest.fixture(autouse=True)
-    def kept_there(self, folder, monkeypatch):
-        monkeypatch.setenv(artifacts.FOLDER, str(folder))
-        pool._kept.clear()
-
     def test_equals_plain(self, target, draft, folder):
+        """And reads weights where they are."""
         before = copy.deepcopy(dict(counters["stats"]))
         for num_rows in (1, 3):
             assert_equals_plain(target, draft, True, num_rows)
@@ -463,10 +417,6 @@ class TestCompiled:
         assert dict(counters["stats"]) == steps, "nothing is compiled again"
         assert steps.get("unique_graphs") == before.get("unique_graphs")
         assert len(list(folder.glob("*.pt2"))) == 3
-
-    def test_weights_are_read_where_they_are(self, target, draft):
-        target = copy.deepcopy(target)
-        assert_equals_plain(target, draft, True)
         with torch.no_grad():
             for parameter in target.parameters():
                 parameter.add_(0.05 * torch.randn_like(parameter))

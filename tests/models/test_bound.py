@@ -8,14 +8,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hf_speculative as hs
-from hf_speculative.models import artifacts, bound, exported, packing, pool, traced
+from hf_speculative.models import artifact_process, artifacts, bound, exported, packing, pool, traced
 from hf_speculative.models.bound import BoundPass, Moved
 from hf_speculative.models.packed_layers import MOST_RESTORED, dtypes, packed_of
 from tests.support import tiny
 from tests.support.execution import run_as
+from tests.support.plain import ours
 
 pytestmark = pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")
-KWARGS = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0}
+LENGTH = {"max_new_tokens": 12, "pad_token_id": 0}
+KWARGS = LENGTH | {"do_sample": False}
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +52,7 @@ def test_half_precision(emulated):
     attached(model)
     found = model.generate(**tiny.prompts(3), **KWARGS)
     assert len(packed_of(model)) == 15 and emulated.runs
-    settings = {name: value for name, value in KWARGS.items() if name != "do_sample"}
-    assert tiny.num_equal_tokens(model, tiny.prompts(3), found, **settings, draft_model=None) > 18
+    assert tiny.num_equal_tokens(model, tiny.prompts(3), found, **LENGTH, draft_model=None) > 18
 
 
 def writes_once(model, length):
@@ -108,13 +109,7 @@ class TestMemory:
         assert one_pass.after.is_over and all(constant.numel() <= 1 for constant in constants.values())
 
     def test_a_pass_on_plain_weights_is_no_reason_to_keep_them_plain(self, model, emulated):
-        hs.generate(
-            model,
-            **tiny.prompts(1),
-            **KWARGS,
-            draft_model=tiny.noisy_copy(model),
-            speculative_config=hs.SpeculativeConfig(optimize=True),
-        )
+        ours(model, tiny.prompts(1), draft_model=tiny.noisy_copy(model), optimize=True)
         assert emulated.runs
         attached(model)
         assert len(packed_of(model)) == 15
@@ -164,17 +159,13 @@ class TestTheName:
 
     @pytest.mark.parametrize("is_cast", [False, True])
     def test_is_that_of_the_process_which_makes_it(self, model, emulated, monkeypatch, is_cast):
-        from hf_speculative.models import artifact_process
-
-        commands = []
-        monkeypatch.setattr(artifacts.subprocess, "Popen", lambda command, **kwargs: commands.append(command))
         monkeypatch.setattr(artifact_process.os, "nice", lambda by: None)
         run_as(monkeypatch, packs=not is_cast, compile="auto")
         if is_cast:
             model.to(torch.bfloat16)  # and buffers, which a model that is made in bfloat16 has in float32
         attached(model)
         assert generate(model) and not emulated.runs
-        artifact_process.main(artifact_process.Path(commands[0][-1]))
+        artifact_process.main(artifact_process.Path(emulated.started[0][-1]))
         assert emulated.num_made == 1 and artifacts.files_of(model).are_there
         assert generate(model) and emulated.runs
 
@@ -198,6 +189,7 @@ def test_compiled_passes_pack_more_layers(model, emulated, monkeypatch):
     attached(model)
     eager = generate(model)
     assert len(packed_of(model)) == 7 and not emulated.runs
+    assert "8 stay plain, small, and not faster packed" in packing.describe(model)
     run(compile=True)
     assert generate(model) == eager
     assert len(packed_of(model)) == 15 and emulated.num_made == 1 and emulated.runs
@@ -220,25 +212,15 @@ def test_where_somebody_often_asks_passes_take_plain_weights(model, emulated):
         model.lm_head.weight.sum()
         assert generate(model) == expected
     assert not packed_of(model) and emulated.num_made == 2
-    assert "15 stay plain, in compiled passes, since other code refers to some of their weights" in packing.describe(
-        model
-    )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("passes")
+    assert "15 stay plain, in compiled passes, since other code refers" in packing.describe(model)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", dtypes())
-def test_with_the_compiler_itself(dtype, folder, monkeypatch):
+def test_with_the_compiler_itself(dtype, folder):
     """Three files a number format; what holds with an emulated compiler holds with this one."""
-    monkeypatch.setenv(artifacts.FOLDER, str(folder))
-    pool._kept.clear()
     model = tiny.llama().to(dtype)
     attached(model)
-    settings = {name: value for name, value in KWARGS.items() if name != "do_sample"}
     for write in (None, lambda weight: weight.data.mul_(-1), lambda weight: weight.data.mul_(-1)):
         if write is not None:
             one_pass = pool.kept(model).artifacts[()]
@@ -247,7 +229,7 @@ def test_with_the_compiler_itself(dtype, folder, monkeypatch):
         for batch in (1, 3):
             found = model.generate(**tiny.prompts(batch), **KWARGS)
             assert pool.kept(model).artifacts[()].is_current() and len(packed_of(model)) == 15
-            assert tiny.num_equal_tokens(model, tiny.prompts(batch), found, **settings, draft_model=None) > 6 * batch
+            assert tiny.num_equal_tokens(model, tiny.prompts(batch), found, **LENGTH, draft_model=None) > 6 * batch
             if dtype == torch.float32:
                 assert found.tolist() == generate(model, batch, draft_model=None)
     assert len(list(folder.glob("*-packed-*.pt2"))) == len(list(folder.glob("*.pt2"))) <= 3 * len(dtypes())

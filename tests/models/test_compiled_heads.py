@@ -1,5 +1,7 @@
 """Passes compiled ahead of time for draft heads: their own, of EAGLE-3 and P-EAGLE, and the target's, which give states."""
 
+from unittest import mock
+
 import pytest
 import torch
 from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
@@ -10,30 +12,25 @@ from hf_speculative.models import artifacts, packing, pool
 from hf_speculative.sampling.logits_processors import Processors
 from hf_speculative.sampling.samplers import MOST_FORBIDDEN, Greedy, ProcessedSampler
 from hf_speculative.schedules import Constant
-from tests.support import fitted, heads, tiny
+from tests.support import heads, tiny
 from tests.support.emulated_compiler import Function, begins_a_pass
 from tests.support.execution import run_as
 from tests.support.plain import plain, reproduces_plain, same_as_plain, takes_lanes
 
 KINDS = ("llama", "reduced vocabulary", "sliding windows", "eagle 3.1", "parallel")
-
-
-RECORDED, PROMPT = tuple(fitted.LAYERS), [3, 7, 11, 5]
+CHAIN = {"tree_top_k": 1, "speculative_config": SpeculativeConfig(schedule=Constant(3))}
+RECORDED, PROMPT = tuple(heads.FITTED_LAYERS), [3, 7, 11, 5]
 
 
 @pytest.fixture(scope="module")
 def fitted_head():
-    model = fitted.target()
-    return model.state_dict(), fitted.head_for(model, [PROMPT])
+    return heads.fitted(heads.loud_target(), [PROMPT])
 
 
 @pytest.fixture
 def fitted_pair(fitted_head):
     """A target of its own, and a head that it accepts tokens of if it reads the states that it was fitted to."""
-    weights, head = fitted_head
-    model = fitted.target()
-    model.load_state_dict(weights)
-    return model, head
+    return heads.loud_target(), fitted_head
 
 
 def accepts_the_same(target, inputs, **call):
@@ -48,7 +45,7 @@ def accepts_the_same(target, inputs, **call):
 def test_drafts_are_those_of_eager_passes(name, attention, emulated):
     """In rows of unequal length, some of which leave."""
     target, head = heads.made(name, attention)
-    call = {"draft_model": head, "tree_top_k": 1, "speculative_config": SpeculativeConfig(schedule=Constant(3))}
+    call = CHAIN | {"draft_model": head}
     for num_rows in (1, 3):
         compiled = accepts_the_same(target, tiny.prompts(num_rows, width=9), **call)
         assert compiled.num_draft_forwards == emulated.runs_of_heads
@@ -65,7 +62,7 @@ def test_rows_that_take_the_place_of_others(emulated):
 
 def test_states_are_kept_where_eager_passes_keep_them(fitted_pair, emulated):
     target, head = fitted_pair
-    call = {"draft_model": head, "tree_top_k": 1, "speculative_config": SpeculativeConfig(schedule=Constant(3))}
+    call = CHAIN | {"draft_model": head}
     inputs = {"input_ids": torch.tensor([PROMPT]), "attention_mask": torch.ones(1, len(PROMPT), dtype=torch.long)}
     assert accepts_the_same(target, inputs, **call).num_accepted_draft_tokens > 3 and emulated.runs
 
@@ -86,9 +83,7 @@ def test_auto_takes_files_that_are_there(fitted_pair, emulated):
     target, head = fitted_pair
     call = {"draft_model": head, "optimize": "auto", "tree_top_k": 1}
     same_as_plain(target, tiny.prompts(2), **call)
-    assert not emulated.runs and len(emulated.started) == 1, (
-        "the target's are asked for; a head's, by the command alone"
-    )
+    assert not emulated.runs and len(emulated.started) == 1, "the target's; a head's are made by the command alone"
     artifacts.make(head)
     same_as_plain(target, tiny.prompts(2), **call)
     assert emulated.runs_of_heads == len(emulated.runs) > 0, "the target's are not there"
@@ -165,16 +160,14 @@ class TestGreedyChains:
         target, draft = pair
         inputs = tiny.prompts(2, width=9)
         text = plain(target, inputs)[:, 9:].flatten().tolist()
-        scores, processed = ProcessedSampler.draft_scores, []
-        monkeypatch.setattr(
-            ProcessedSampler, "draft_scores", lambda self, *args: processed.append(1) or scores(self, *args)
-        )
+        scores = mock.Mock(side_effect=ProcessedSampler.draft_scores)
+        monkeypatch.setattr(ProcessedSampler, "draft_scores", lambda *args: scores(*args))
         unused = next(token for token in range(tiny.VOCAB) if token not in text)
         for token in (unused, max(text, key=text.count)):
             options = {name: [token] if name == "suppress_tokens" else 24, "eos_token_id": token}
             stats = same_as_plain(target, inputs | options, draft_model=draft, **self.CALL, optimize=True)
             assert stats.num_accepted_draft_tokens > 0
-            assert token != unused or not processed
+            assert token != unused or not scores.called
 
     def test_drafts_that_keep_coming_upon_what_is_forbidden_are_processed(self):
         processors = Processors(LogitsProcessorList([SuppressTokensLogitsProcessor([3, 5])]), 2)
@@ -221,12 +214,10 @@ class TestGreedyChains:
 
 
 @pytest.mark.slow
-def test_with_the_compiler_itself(tmp_path, monkeypatch):
+def test_with_the_compiler_itself(folder, monkeypatch):
     """Of a layer with a window and one without."""
-    monkeypatch.setenv(artifacts.FOLDER, str(tmp_path))
-    pool._kept.clear()
     target, head = heads.made("sliding windows")
-    call = {"draft_model": head, "tree_top_k": 1, "speculative_config": SpeculativeConfig(schedule=Constant(3))}
+    call = CHAIN | {"draft_model": head}
     for num_rows in (1, 3):
         accepts_the_same(target, tiny.prompts(num_rows), **call)
     assert artifacts.path_of(head).exists() and pool.kept(head).artifacts and pool.kept(target).artifacts

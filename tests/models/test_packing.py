@@ -42,11 +42,8 @@ def generate(model, batch=1, **options):
 def test_greedy_tokens_are_those_of_plain_decoding(kind, passes):
     """On the same packed weights and on the plain ones; GPT-2's layers are square among others, with weights the other way."""
     model = tiny.build(kind)
-    draft, before, expected = (
-        tiny.noisy_copy(model),
-        weights(model),
-        {batch: generate(model, batch) for batch in (1, 3)},
-    )
+    draft, before = tiny.noisy_copy(model), weights(model)
+    expected = {batch: generate(model, batch) for batch in (1, 3)}
     hs.attach(model, draft)
     found = num_packed(model)
     assert found >= 2
@@ -236,15 +233,6 @@ def test_a_model_that_wraps_layers_in_functions_of_its_own():
     assert calls
 
 
-def test_eager_passes_take_small_layers_plain(model, monkeypatch):
-    """They gain less than the layer's own Python costs."""
-    run_as(monkeypatch, packs=True)
-    monkeypatch.setattr(packing, "LEAST_BYTES", 4 * model.lm_head.weight.numel())
-    hs.attach(model, draft_model="suffix")
-    assert num_packed(model) == 7 and is_packed(model.lm_head)
-    assert "8 stay plain, small, and not faster packed" in packing.describe(model)
-
-
 def test_passes_compiled_in_the_process_take_plain_weights(model, monkeypatch):
     """And keep them from call to call: passes are compiled anew where weights have moved."""
     monkeypatch.setattr(torch, "compile", lambda function: function)
@@ -259,12 +247,6 @@ def test_passes_compiled_in_the_process_take_plain_weights(model, monkeypatch):
         assert generate(model) == expected
         assert num_packed(model) == num_packed(draft) == 0
         assert [weight.data_ptr() for weight in model.parameters()] == places
-
-
-def test_other_words_are_refused(model):
-    with pytest.raises(ValueError, match=r"`optimize='yes'` is not known: give True or False, or 'auto'"):
-        hs.attach(model, draft_model="suffix", optimize="yes")
-    assert "generate" not in vars(model)
 
 
 def test_models_elsewhere_are_left_alone(model):

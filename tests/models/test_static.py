@@ -8,15 +8,15 @@ import weakref
 import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
+from torch._dynamo.utils import counters
 
 import hf_speculative as hs
-from hf_speculative import SpeculativeConfig
 from hf_speculative.models import RaggedModel, StaticModel, artifacts, eager_reason, execution, pool, static
 from tests.architectures.check import build
 from tests.support import distributions, tiny
 from tests.support.execution import run_as
+from tests.support.fake_graphs import Recorded
 from tests.support.plain import same_as_plain, takes_lanes
-from tests.support.recorded import Recorded
 
 GREEDY = {"do_sample": False, "pad_token_id": 0}
 
@@ -32,9 +32,10 @@ def recorded(monkeypatch):
     return capture
 
 
-def unequal(model, draft, num_rows=3, optimize=False, **kwargs):
+def unequal(model, draft, num_rows=3, width=12, optimize=False, **kwargs):
     """Prompts of unequal length whose rows end at different times, decoded both ways: what plain decoding gives."""
-    inputs = tiny.prompts(num_rows, width=12) | GREEDY | {"max_new_tokens": 40} | kwargs
+    inputs = {name: value.to(model.device) for name, value in tiny.prompts(num_rows, width).items()}
+    inputs |= GREEDY | {"max_new_tokens": 40} | kwargs
     drafts = {"draft_model": draft, "num_draft_tokens": 3}
     found = hs.generate(model, **inputs, **drafts, speculative_config=hs.SpeculativeConfig(optimize=optimize))
     expected = model.generate(**inputs)
@@ -205,38 +206,30 @@ class TestCompile:
         monkeypatch.setattr(artifacts, "unsupported_reason", lambda model: "is compiled in the process")
 
     def test_equals_plain_without_recompiling(self):
-        from torch._dynamo.utils import counters
-
         model = tiny.llama(layers=1)
         draft = tiny.noisy_copy(model)
-        config = SpeculativeConfig(optimize=True, num_draft_tokens=3)
-
-        def both(num_rows, width, max_new_tokens):
-            inputs = tiny.prompts(num_rows, width=width) | GREEDY | {"max_new_tokens": max_new_tokens}
-            found = hs.generate(model, **inputs, draft_model=draft, speculative_config=config)
-            assert found.tolist() == model.generate(**inputs).tolist()
-
         for num_rows in (2, 1):
-            both(num_rows, 12, 30)
+            unequal(model, draft, num_rows, optimize=True)
         num_graphs = counters["stats"]["unique_graphs"]
         assert num_graphs > 0
         for width in (5, 20):
             for num_rows in (1, 2):
-                both(num_rows, width, 25)
+                unequal(model, draft, num_rows, width, optimize=True)
         assert counters["stats"]["unique_graphs"] == num_graphs
 
     @pytest.mark.parametrize("path", ["", "model.layers.0.mlp"])
     def test_hooks_that_came_and_went_are_seen(self, path, monkeypatch):
         monkeypatch.setattr(static.torch, "compile", functools.partial(torch.compile, backend="eager"))
         model = tiny.llama(layers=1)
-        texts = []
-        for is_hooked in (False, True, False):
-            if is_hooked:
-                hook = model.get_submodule(path).register_forward_hook(reverse)
-            texts.append(unequal(model, model, 1, max_new_tokens=9, optimize=True).tolist())
-            if is_hooked:
-                hook.remove()
-        assert texts[0] == texts[2] != texts[1]
+
+        def text():
+            return unequal(model, model, 1, max_new_tokens=9, optimize=True).tolist()
+
+        before = text()
+        hook = model.get_submodule(path).register_forward_hook(reverse)
+        hooked = text()
+        hook.remove()
+        assert text() == before != hooked
 
     def test_layers_that_read_the_keys_of_others(self, monkeypatch):
         monkeypatch.setattr(static.torch, "compile", functools.partial(torch.compile, backend="eager"))
@@ -257,12 +250,8 @@ def test_models_that_cannot_say_why(target):
 def test_cuda_graphs(compile, monkeypatch):
     run_as(monkeypatch, compile=compile, captures=True)
     model = tiny.llama().cuda()
-    draft = tiny.noisy_copy(model)
-    inputs = {name: value.cuda() for name, value in tiny.prompts(3, width=12).items()} | GREEDY | {"max_new_tokens": 40}
-    config = SpeculativeConfig(num_draft_tokens=3, optimize=True)
     for _ in range(2):
-        found = hs.generate(model, **inputs, draft_model=draft, speculative_config=config)
-        assert found.tolist() == model.generate(**inputs).tolist()
+        unequal(model, tiny.noisy_copy(model), optimize=True)
 
 
 class TestAllDraftTokensInOneReplay:
@@ -292,9 +281,7 @@ class TestAllDraftTokensInOneReplay:
         assert len({kind[2] for kind in kinds}) == 2
 
     def test_prefixes_and_stops_that_matter_go_a_pass_at_a_time(self, target, draft, recorded):
-        inputs = tiny.prompts(2) | GREEDY | {"max_new_tokens": 20}
-        for options in ({"repetition_penalty": 1.3}, {"assistant_confidence_threshold": 0.3}):
-            found = hs.generate(target, **inputs, **options, draft_model=draft, num_draft_tokens=3)
-            options.pop("assistant_confidence_threshold", None)
-            assert found.tolist() == target.generate(**inputs, **options).tolist()
+        call = {"draft_model": draft, "num_draft_tokens": 3}
+        same_as_plain(target, tiny.prompts(2), {"repetition_penalty": 1.3}, **call)
+        same_as_plain(target, tiny.prompts(2), **call, assistant_confidence_threshold=0.3)
         assert not [kind for kind in pool._kept[draft].idle.captured if "draft" in kind]

@@ -12,8 +12,6 @@ playwright = pytest.importorskip("playwright.sync_api", reason="the extra `test`
 
 pytestmark = pytest.mark.slow
 
-SIZES = {"phone": {"width": 375, "height": 812}, "desktop": {"width": 1280, "height": 900}}
-
 
 @pytest.fixture(scope="module")
 def address():
@@ -23,40 +21,21 @@ def address():
 
 @pytest.fixture(scope="module")
 def chromium():
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=browser.chromium(), args=list(browser.OPTIONS))
+    with browser.chromium() as found:
         yield found
-        found.close()
 
 
-@pytest.fixture
-def said():
-    return []
-
-
-def opened(chromium, address, said, size, scheme):
-    page = chromium.new_page(viewport=SIZES[size], color_scheme=scheme, reduced_motion="reduce")
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("response", lambda answer: answer.status < 400 or said.append(f"{answer.status} {answer.url}"))
-    page.on("request", lambda request: request.url.startswith((address, "data:", "blob:")) or said.append(request.url))
+def opened(chromium, address, width, scheme):
+    page, said = browser.opened(chromium, width, (address, "data:", "blob:"), scheme)
     page.goto(address)
     page.locator("#run").wait_for()
-    return page
+    return page, said
 
 
-def check(page, size, scheme):
-    width, paper, (ratio, text) = page.evaluate(browser.MEASURED)
-    where = f"{size}, {scheme}"
-    assert width <= SIZES[size]["width"], where
-    assert (paper < 0.05) if scheme == "dark" else (paper > 0.9), where
-    assert ratio >= 4.5, f"{where}: {ratio:.2f} at {text}"
-
-
-@pytest.mark.parametrize("size, scheme", [("phone", "dark"), ("desktop", "light")])
-def test_a_prompt_is_run_and_its_rounds_are_stepped_through(chromium, address, said, size, scheme):
-    page = opened(chromium, address, said, size, scheme)
-    check(page, size, scheme)
+@pytest.mark.parametrize("width, scheme", [(browser.PHONE, "dark"), (browser.DESKTOP, "light")])
+def test_a_prompt_is_run_and_its_rounds_are_stepped_through(chromium, address, width, scheme):
+    page, said = opened(chromium, address, width, scheme)
+    browser.check(page, scheme)
     page.locator("#run").click()
     page.locator("#stepper").wait_for(timeout=1000 * PATIENCE)
 
@@ -68,7 +47,7 @@ def test_a_prompt_is_run_and_its_rounds_are_stepped_through(chromium, address, s
     assert drafted.count() > 10 and "target" in drafted.first.get_attribute("title")
     page.locator("button", has_text="More settings").click()
     page.locator("text=How drafts are judged").wait_for()
-    check(page, size, scheme)
+    browser.check(page, scheme)
 
     token = page.locator("#own .hs-own", has_text=re.compile(r"\w")).nth(3)
     number, chosen = page.locator("#round input[type=number]"), int(token.get_attribute("data-round")) + 1
@@ -81,13 +60,13 @@ def test_a_prompt_is_run_and_its_rounds_are_stepped_through(chromium, address, s
     playwright.expect(first).to_have_attribute("aria-pressed", "true")
     assert page.locator("#details .hs-fill-target").count() >= 5
     assert page.locator("#details .hs-fill-draft").count() >= 5
-    check(page, size, scheme)
+    browser.check(page, scheme)
     assert not said
     page.close()
 
 
-def test_a_run_is_stopped(chromium, address, said):
-    page = opened(chromium, address, said, "desktop", "light")
+def test_a_run_is_stopped(chromium, address):
+    page, said = opened(chromium, address, browser.DESKTOP, "light")
     page.locator("input[type=number]").first.fill("512")
     page.locator("input[type=number]").first.press("Enter")
     page.locator("#run").click()

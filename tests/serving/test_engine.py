@@ -16,7 +16,7 @@ from hf_speculative.serving.parked import weights_of
 from hf_speculative.serving.requests import Request
 from hf_speculative.types import Draft
 from tests.support import tiny
-from tests.support.costs import fix_costs
+from tests.support.execution import fix_costs
 from tests.support.served import PATIENCE, alone, running, submit
 
 SETTINGS = (

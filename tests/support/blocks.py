@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,21 +21,16 @@ LAYERS = (
     *("num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_parameters"),
 )
 RANK, BLOCK = 4, 5
+SCALES = {"input_embedding_scale": 0.9, "output_multiplier": 1.3, "final_logit_softcapping": 9.0}
+DFLASH2 = {"conv_group_size": 8, "selector_rank": RANK, "selector_top_k": 6}
+DSPARK = {"speculators_model_type": "dspark", "markov_rank": RANK}
 #: kinds of heads: layout, parts, fields. A window of 8 in transformers is one of 9 at z-lab
 KINDS = {
     "z-lab": ("z-lab", (), {"is_causal": False}),
     "z-lab, causal windows": ("z-lab", (), {}),
     "JetSpec": ("z-lab", (), {"dflash_config": {"causal_head": True}}),
-    "z-lab, scaled": (
-        "z-lab",
-        (),
-        {"dflash_config": {"input_embedding_scale": 0.9, "output_multiplier": 1.3, "final_logit_softcapping": 9.0}},
-    ),
-    "DFlash 2": (
-        "z-lab",
-        ("convolutions", "selector"),
-        {"dflash_config": {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": RANK, "selector_top_k": 6}},
-    ),
+    "z-lab, scaled": ("z-lab", (), {"dflash_config": SCALES}),
+    "DFlash 2": ("z-lab", ("convolutions", "selector"), {"dflash_config": DFLASH2 | {"conv_kernel_size": 2}}),
     "DeepSpec": (
         "z-lab",
         ("markov", "confidence"),
@@ -51,25 +47,18 @@ KINDS = {
     "speculators, DFlash 2": (
         "speculators",
         ("convolutions", "selector"),
-        {"speculators_model_type": "dflash2", "conv_kernel_size": 3, "conv_group_size": 8}
-        | {"selector_rank": RANK, "selector_top_k": 6},
+        DFLASH2 | {"speculators_model_type": "dflash2", "conv_kernel_size": 3},
     ),
-    "DSpark": (
-        "speculators",
-        ("vocabulary", "markov", "confidence"),
-        {"speculators_model_type": "dspark", "markov_rank": RANK},
-    ),
+    "DSpark": ("speculators", ("vocabulary", "markov", "confidence"), DSPARK),
     "DSpark, gated": (
         "speculators",
         ("vocabulary", "markov"),
-        {"speculators_model_type": "dspark", "markov_rank": RANK, "markov_head_type": "gated"}
-        | {"enable_confidence_head": False},
+        DSPARK | {"markov_head_type": "gated", "enable_confidence_head": False},
     ),
     "DSpark, rnn": (
         "speculators",
         ("markov", "confidence"),
-        {"speculators_model_type": "dspark", "markov_rank": RANK, "markov_head_type": "rnn"}
-        | {"confidence_head_with_markov": False},
+        DSPARK | {"markov_head_type": "rnn", "confidence_head_with_markov": False},
     ),
 }
 
@@ -86,11 +75,9 @@ def write(kind: str, folder, target, draft, num_ids: int = 40) -> None:
     block = {"block_size": config.block_size, "mask_token_id": config.mask_token_id}
     if layout == "z-lab":
         own = block | {"target_layer_ids": config.target_layer_ids} | fields.pop("dflash_config", {})
-        place = {} if kind == "DeepSpec" else {"dflash_config": own}
         given = {"model_type": "qwen3", "architectures": ["DFlashDraftModel"], "num_target_layers": 2}
-        given |= (
-            layers | {"sliding_window": config.sliding_window + 1} | (own if kind == "DeepSpec" else place) | fields
-        )
+        given |= layers | {"sliding_window": config.sliding_window + 1}
+        given |= (own if kind == "DeepSpec" else {"dflash_config": own}) | fields
     else:
         given = block | {
             "transformer_layer_config": layers | {"model_type": "qwen3", "sliding_window": config.sliding_window},
@@ -101,20 +88,16 @@ def write(kind: str, folder, target, draft, num_ids: int = 40) -> None:
     num_ids = num_ids if "vocabulary" in parts else size
     if "vocabulary" in parts:
         ids = torch.randperm(size)[:num_ids].sort().values
-        tensors |= {
-            "d2t": ids - torch.arange(num_ids),
-            "t2d": torch.zeros(size, dtype=torch.bool).index_fill(0, ids, True),
-        }
+        tensors["d2t"] = ids - torch.arange(num_ids)
+        tensors["t2d"] = torch.zeros(size, dtype=torch.bool).index_fill(0, ids, True)
         tensors["lm_head.weight"] = target.lm_head.weight[ids].clone()
     if "convolutions" in parts:
-        taps = given.get("conv_kernel_size", given.get("dflash_config", {}).get("conv_kernel_size"))
+        taps = (given | given.get("dflash_config", {}))["conv_kernel_size"]
         for index in range(config.num_hidden_layers):
             for branch in ("attention_conv", "mlp_conv"):
-                base = 0.05 * torch.randn(2, taps, hidden)
-                base[:, 0] += 1
-                tensors[f"layers.{index}.{branch}.base_kernel"] = base
-                projection = 0.03 * torch.randn(2 * taps * hidden // 8, hidden)
-                tensors[f"layers.{index}.{branch}.kernel_projection.weight"] = projection
+                name, first = f"layers.{index}.{branch}", torch.eye(taps)[0, :, None]
+                tensors[f"{name}.base_kernel"] = first + 0.05 * torch.randn(2, taps, hidden)
+                tensors[f"{name}.kernel_projection.weight"] = 0.03 * torch.randn(2 * taps * hidden // 8, hidden)
     if "selector" in parts:
         tensors["candidate_selector.hidden_projection.weight"] = 0.5 * torch.randn(RANK, hidden)
         for name in ("predecessor_codebook", "successor_codebook"):
@@ -129,10 +112,8 @@ def write(kind: str, folder, target, draft, num_ids: int = 40) -> None:
             tensors[f"markov_head.{name}.bias"] = 0.3 * torch.randn(narrow)
     if "confidence" in parts:
         wide = hidden + (RANK if given.get("confidence_head_with_markov", True) else 0)
-        tensors |= {
-            "confidence_head.proj.weight": 0.3 * torch.randn(1, wide),
-            "confidence_head.proj.bias": torch.zeros(1),
-        }
+        tensors["confidence_head.proj.weight"] = 0.3 * torch.randn(1, wide)
+        tensors["confidence_head.proj.bias"] = torch.zeros(1)
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(given))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
@@ -165,10 +146,8 @@ class Plain:
         self.layer_ids = own.get("target_layer_ids") or [index - 1 for index in own["aux_hidden_state_layer_ids"]]
 
     def norm(self, x, name):
-        x = x.float()
-        return (
-            x * (x.pow(2).mean(-1, keepdim=True) + self.layers["rms_norm_eps"]).rsqrt() * self.tensors[f"{name}.weight"]
-        )
+        scale = (x.pow(2).mean(-1, keepdim=True) + self.layers["rms_norm_eps"]).rsqrt()
+        return x * scale * self.tensors[f"{name}.weight"]
 
     def linear(self, x, name):
         bias = self.tensors.get(f"{name}.bias")
@@ -200,18 +179,15 @@ class Plain:
             return (lambda y: y), (lambda y: y)
         taps = self.linear(x, f"{name}.kernel_projection").view(len(x), 2, base.shape[1], -1)
 
-        def convolution(which):
-            def apply(y):
-                out = torch.zeros_like(y)
-                for t in range(len(y)):
-                    for back in range(min(t + 1, base.shape[1])):
-                        dynamic = taps[t, which, back].repeat_interleave(y.shape[1] // taps.shape[3])
-                        out[t] += (base[which, back] + dynamic) * y[t - back]
-                return out
+        def convolution(which, y):
+            out = torch.zeros_like(y)
+            for t in range(len(y)):
+                for back in range(min(t + 1, base.shape[1])):
+                    dynamic = taps[t, which, back].repeat_interleave(y.shape[1] // taps.shape[3])
+                    out[t] += (base[which, back] + dynamic) * y[t - back]
+            return out
 
-            return apply
-
-        return convolution(0), convolution(1)
+        return partial(convolution, 0), partial(convolution, 1)
 
     def states(self, context, newest: int):
         """Of the block after `context (n, layers * hidden)`: `(block, hidden)`."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 
 import torch
 
 from hf_speculative import Draft
 from hf_speculative.verification import BlockVerification, TokenVerification
+from tests.support.trees import path_to
 
 #: total variation below which two enumerated distributions are one, and above which they are not
 EXACT, WRONG = 1e-12, 1e-3
@@ -130,21 +130,21 @@ def all_drafts(p, q, prefixes, gamma, num_tokens=None, judged_by=None, determini
         parents: of a tree's `gamma` nodes; by default a chain.
     """
     judged_by = judged_by or q
-    nodes = Nodes(list(range(-1, gamma - 1)) if parents is None else parents)
+    above = list(range(-1, gamma - 1)) if parents is None else parents
     cases = []
     for prefix in prefixes:
         for tokens in itertools.product(range(len(p(()))), repeat=gamma):
             n = gamma if num_tokens is None else num_tokens(prefix, tokens)
             if any(tokens[n:]):
                 continue  # beyond the proposal stands filler: count it once
-            weight = math.prod(draw_or_none(q(*nodes.drawn_after(prefix, tokens, i)), tokens[i]) for i in range(n))
+            weight = math.prod(draw_or_none(q(*drawn_after(above, prefix, tokens, i)), tokens[i]) for i in range(n))
             if weight > 0:
                 cases.append((prefix, tokens, n, weight))
     tokens = torch.tensor([case[1] for case in cases]).view(len(cases), gamma)
-    target_probs = torch.stack([torch.stack([p(nodes.text(*c[:2], i)) for i in range(-1, gamma)]) for c in cases])
+    target_probs = torch.stack([torch.stack([p(text_at(above, *c[:2], i)) for i in range(-1, gamma)]) for c in cases])
     probs = None
     if not deterministic:
-        distributions = [[judged_by(*nodes.drawn_after(*c[:2], i)) for i in range(gamma)] for c in cases]
+        distributions = [[judged_by(*drawn_after(above, *c[:2], i)) for i in range(gamma)] for c in cases]
         probs = torch.stack([torch.stack(row) for row in distributions]) if gamma else target_probs[:, :0]
     tree = None if parents is None else torch.tensor([parents] * len(cases))
     return cases, Draft(tokens, probs, torch.tensor([case[2] for case in cases]), tree), target_probs
@@ -165,19 +165,15 @@ def one_round(rule, p, q, prefixes, gamma, **options):
     return emitted
 
 
-@dataclass
-class Nodes:
-    """What stands before the nodes of a tree; node -1 is the prefix."""
+def text_at(parents: list[int], prefix: tuple, tokens: tuple, node: int) -> tuple:
+    """The prefix and what leads to a node of a tree; node -1 is the prefix."""
+    return (*prefix, *(tokens[i] for i in path_to(parents, node)))
 
-    parents: list[int]
 
-    def text(self, prefix: tuple, tokens: tuple, node: int) -> tuple:
-        return prefix if node < 0 else (*self.text(prefix, tokens, self.parents[node]), tokens[node])
-
-    def drawn_after(self, prefix: tuple, tokens: tuple, node: int) -> tuple:
-        """The text before a node, then the siblings before it."""
-        elders = [tokens[i] for i in range(node) if self.parents[i] == self.parents[node]]
-        return self.text(prefix, tokens, self.parents[node]), *elders
+def drawn_after(parents: list[int], prefix: tuple, tokens: tuple, node: int) -> tuple:
+    """The text before a node, then the siblings before it."""
+    elders = [tokens[i] for i in range(node) if parents[i] == parents[node]]
+    return text_at(parents, prefix, tokens, parents[node]), *elders
 
 
 def draw_or_none(probs: torch.Tensor, token: int) -> float:
@@ -203,14 +199,8 @@ def sequences(rule, p, q, gamma, length, **options):
 
 def plain_sequences(p, length):
     """What plain decoding gives."""
-    vocab = len(p(()))
-    distribution = {}
-    for sequence in itertools.product(range(vocab), repeat=length):
-        probability = 1.0
-        for i, token in enumerate(sequence):
-            probability *= p(sequence[:i])[token].item()
-        distribution[sequence] = probability
-    return distribution
+    texts = itertools.product(range(len(p(()))), repeat=length)
+    return {text: math.prod(p(text[:i])[token].item() for i, token in enumerate(text)) for text in texts}
 
 
 def distance(found, expected) -> float:

@@ -21,19 +21,12 @@ def assert_samples(samples, distribution):
     counts = Counter(samples)
     assert counts.keys() <= distribution.keys(), f"impossible: {counts.keys() - distribution.keys()}"
     n = sum(counts.values())
-    expected, observed = [], []
-    pooled = [0.0, 0]
-    for cell, probability in distribution.items():
-        if n * probability >= 5:
-            expected.append(n * probability)
-            observed.append(counts[cell])
-        else:
-            pooled = [pooled[0] + n * probability, pooled[1] + counts[cell]]
-    if pooled[0] > 0:
-        expected.append(pooled[0])
-        observed.append(pooled[1])
-    statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
-    assert stats.chi2.sf(statistic, len(expected) - 1) > 1e-4
+    cells = [(n * probability, counts[cell]) for cell, probability in distribution.items()]
+    tested = [cell for cell in cells if cell[0] >= 5]
+    if small := [cell for cell in cells if cell[0] < 5]:
+        tested.append(tuple(map(sum, zip(*small, strict=True))))
+    statistic = sum((observed - expected) ** 2 / expected for expected, observed in tested)
+    assert stats.chi2.sf(statistic, len(tested) - 1) > 1e-4
 
 
 @torch.no_grad()
@@ -69,17 +62,11 @@ def exact_distribution(model, prompt, eos=None, others=None, **settings) -> dict
 def continuations(target, draft, prompts, eos=None, **settings) -> list[tuple]:
     """The new tokens of each prompt, sampled in one batch; a stop is the last of them."""
     width = max(map(len, prompts))
-    out = hs.generate(
-        target,
-        input_ids=torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]),
-        attention_mask=torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
-        do_sample=True,
-        max_new_tokens=NEW,
-        eos_token_id=eos,
-        pad_token_id=0,
-        **draft,
-        **settings,
-    )
+    padding = [[0] * (width - len(prompt)) for prompt in prompts]
+    ids = torch.tensor([pad + list(prompt) for pad, prompt in zip(padding, prompts, strict=True)])
+    mask = torch.tensor([pad + [1] * (width - len(pad)) for pad in padding])
+    settings |= {"do_sample": True, "max_new_tokens": NEW, "pad_token_id": 0}
+    out = hs.generate(target, input_ids=ids, attention_mask=mask, eos_token_id=eos, **draft, **settings)
     new = out[:, width:].tolist()
     return [tuple(row[: row.index(eos) + 1] if eos in row else row) for row in new]
 

@@ -1,4 +1,4 @@
-"""One of each shipped drafter that needs no help from the target, made from a draft model."""
+"""One of each shipped drafter that needs no help from the target; what suffixes propose, by brute force."""
 
 from hf_speculative.drafting import (
     CorpusSuffix,
@@ -12,6 +12,7 @@ from hf_speculative.drafting import (
     TokenIntersection,
     TreeDrafter,
 )
+from hf_speculative.drafting.suffix.index import MOST_VOTES
 from hf_speculative.models import RaggedModel
 from hf_speculative.tokenizers.alignment import Translation
 from tests.support import tiny, tongues
@@ -31,6 +32,20 @@ def suffix_drafter(store=None, max_factor=1.0, **settings):
     settings["max_factor"] = max_factor
     others = [] if store is None else [CorpusSuffix(store, **settings)]
     return TreeDrafter([PromptSuffix(**settings), *others])
+
+
+def brute_force(documents, context, num_tokens, most=None, least=2):
+    """The longest match of `least` tokens or more, and what followed it at most `MOST_VOTES` places."""
+    for length in range(min(len(context), most or len(context)), least - 1, -1):
+        found = [
+            document[i : i + num_tokens]
+            for document in documents
+            for i in range(length, len(document) + (document is not context))
+            if document[i - length : i] == context[-length:]
+        ]
+        if found:
+            return length, found[-MOST_VOTES:]
+    return 0, []
 
 
 MAKE_DRAFTER = {

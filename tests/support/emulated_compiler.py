@@ -25,26 +25,19 @@ def begins_a_pass(module) -> bool:
     return isinstance(module, TracedPass | Before)
 
 
-class Package:
-    """A file: the traced module itself."""
+class Function:
+    """What a compiled function does, and the file that holds it, by the traced module on the constants it was given."""
 
     def __init__(self, compiler, module, packed):
         self.compiler, self.module, self.metadata = compiler, module, {"packed": json.dumps(packed)}
+        named = chain(module.named_parameters(), module.named_buffers())
+        self.constants = {name.replace(".", "_"): name for name, _ in named}
 
     def function(self):
-        return Function(self.compiler, self.module)
+        return copy.copy(self)  # layers that share a file have constants of their own
 
     def close(self):
         pass
-
-
-class Function:
-    """What a compiled function does, by the traced module on the constants it was given."""
-
-    def __init__(self, compiler, module):
-        self.compiler, self.module = compiler, module
-        named = chain(module.named_parameters(), module.named_buffers())
-        self.constants = {name.replace(".", "_"): name for name, _ in named}
 
     def load_constants(self, constants):
         assert constants.keys() == {*self.constants.values()}
@@ -53,9 +46,9 @@ class Function:
 
     def run(self, inputs):
         assert all(tensor.is_contiguous() for tensor in inputs)
-        if begins_a_pass(self.module):
-            self.compiler.runs.append(tuple(inputs[0].shape))
-        self.compiler.runs_of_heads += isinstance(self.module, HeadPass)
+        if not self.compiler.is_trying:
+            self.compiler.runs += [tuple(inputs[0].shape)] if begins_a_pass(self.module) else []
+            self.compiler.runs_of_heads += isinstance(self.module, HeadPass)
         found = functional_call(self.module, self.given, tuple(inputs))
         return [found] if isinstance(found, Tensor) else list(found)
 
@@ -81,15 +74,14 @@ class Emulated:
 
     def check(self, compiled, module):
         """The trial of what was made; its passes are not counted."""
-        counted = self.runs, self.runs_of_heads
-        self.runs, self.is_trying = [], True
+        self.is_trying = True
         try:
             check(compiled, module)
         finally:
-            (self.runs, self.runs_of_heads), self.is_trying = counted, False
+            self.is_trying = False
 
     def open_package(self, path):
-        return Package(self, *self.modules[path.read_text()])
+        return Function(self, *self.modules[path.read_text()])
 
 
 def install(folder, monkeypatch) -> Emulated:

@@ -1,7 +1,8 @@
-"""How passes run, in place of what `optimize` would choose on this machine."""
+"""How passes run, and what they cost, in place of what this machine would choose and measure."""
 
 from hf_speculative.call.optimize import EAGER, Execution
 from hf_speculative.models import packing
+from hf_speculative.schedules import Costs, RoundCosts
 
 
 def run_as(monkeypatch, **execution) -> None:
@@ -12,3 +13,9 @@ def run_as(monkeypatch, **execution) -> None:
         monkeypatch.setattr(
             f"hf_speculative.{place}.execution_of", lambda optimize, device: chosen if optimize else EAGER
         )
+
+
+def fix_costs(monkeypatch, costs: Costs) -> None:
+    """All calls take rounds to cost so much, whatever the clock says."""
+    monkeypatch.setattr(RoundCosts, "__call__", lambda self, num_rows: costs)
+    monkeypatch.setattr(RoundCosts, "settled", lambda self: lambda num_rows: costs)

@@ -10,19 +10,18 @@ Kernels are the CPU's, so that this says nothing about rounding or speed.
 from __future__ import annotations
 
 import contextlib
-import linecache
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 from unittest import mock
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
-from .fake_graphs import Graph, leaves, mapped
+from .fake_graphs import Graph
 
 PACKAGE = f"{Path(__file__).parents[2] / 'hf_speculative'}/"
 NUM_DEVICES = 2
@@ -101,15 +100,8 @@ class Generator(torch.Generator):
     device = property(lambda self: self.places[self._cdata])
 
 
-@dataclass(frozen=True)
-class Wait:
-    """The host waited for the device.
-
-    Attributes:
-        kind: "read" or "upload".
-        operation: that of torch.
-        where: the innermost line of the package on the way there.
-    """
+class Wait(NamedTuple):
+    """The host waited for the device: to "read" or to "upload", in which line of the package."""
 
     kind: str
     operation: str
@@ -140,10 +132,8 @@ class Devices(TorchDispatchMode):
     def wait(self, kind: str, operation) -> None:
         if self.capturing is not None:
             raise RuntimeError(f"{operation}: operation not permitted when stream is capturing")
-        frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
-        places = ((name, line) for name, line in frames if name.startswith(PACKAGE))
-        name, line = next(places, ("", 0))
-        where = f"{name.removeprefix(PACKAGE)}:{line} {linecache.getline(name, line).strip()}" if name else ""
+        places = [frame for frame in traceback.extract_stack() if frame.filename.startswith(PACKAGE)]
+        where = f"{places[-1].filename}:{places[-1].lineno} {places[-1].line}" if places else ""
         self.waits.append(Wait(kind, str(operation), where))
         for on_host, values in self.under_way:
             on_host.copy_(values)
@@ -155,7 +145,7 @@ class Devices(TorchDispatchMode):
     def run(self, operation, args: tuple, kwargs: dict):
         """One operation of torch, held to the rules."""
         name = operation.overloadpacket.__name__
-        tensors = [value for value in leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
         on_device = [tensor for tensor in tensors if isinstance(tensor, OnDevice)]
         asked = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
         is_anywhere = asked is not None and asked.type == "meta" and not on_device
@@ -184,8 +174,8 @@ class Devices(TorchDispatchMode):
         return self._read_later(result) if is_async else result
 
     def _computed(self, operation, args: tuple, kwargs: dict, goal: torch.device):
-        outer = {id(value.inner): value for value in leaves((args, kwargs)) if isinstance(value, OnDevice)}
-        args, kwargs = mapped(lambda value: value.inner if isinstance(value, OnDevice) else value, (args, kwargs))
+        outer = {id(value.inner): value for value in tree_leaves((args, kwargs)) if isinstance(value, OnDevice)}
+        args, kwargs = tree_map(lambda value: value.inner if isinstance(value, OnDevice) else value, (args, kwargs))
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
         result = operation(*args, **kwargs)
@@ -197,7 +187,7 @@ class Devices(TorchDispatchMode):
                 return value
             return outer[id(value)] if id(value) in outer else OnDevice(value, goal)
 
-        return mapped(wrapped, result)
+        return tree_map(wrapped, result)
 
     def _copy(self, operation, args: tuple, kwargs: dict, goal: torch.device) -> bool:
         """Whether it is one to the host that nobody waits for."""
@@ -283,8 +273,6 @@ def _fakes(devices: Devices) -> dict:
 
     return {
         "_lazy_init": lambda: None,
-        "init": lambda: None,
-        "is_initialized": lambda: True,
         "is_available": lambda: True,
         "is_current_stream_capturing": lambda: devices.capturing is not None,
         "device_count": lambda: NUM_DEVICES,
@@ -302,10 +290,6 @@ def _fakes(devices: Devices) -> dict:
         "Event": event,
         "stream": contextlib.nullcontext,
         "current_stream": stream,
-        "memory_allocated": lambda *place: 0,
-        "max_memory_allocated": lambda *place: 0,
-        "reset_peak_memory_stats": lambda *place: None,
-        "get_device_name": lambda *place: "simulated GPU",
     }
 
 

@@ -11,28 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from .fake_cuda import Devices
-
-
-def leaves(values):
-    """What lists, tuples and dicts hold, however deep: of an operation there is nothing else, and torch's own way is slow."""
-    if isinstance(values, (list, tuple, dict)):
-        for value in values.values() if isinstance(values, dict) else values:
-            yield from leaves(value)
-    else:
-        yield values
-
-
-def mapped(function, values):
-    """The same lists, tuples and dicts with what `function` makes of each leaf."""
-    if isinstance(values, dict):
-        return {name: mapped(function, value) for name, value in values.items()}
-    if isinstance(values, (list, tuple)):
-        return type(values)([mapped(function, value) for value in values])
-    return function(values)
 
 
 class Memory:
@@ -80,7 +63,7 @@ class Graph:
             if _storage(value) not in given:
                 self.own[_storage(value)] = value.untyped_storage()
         kept = lambda value: Memory(value) if isinstance(value, torch.Tensor) and not self._owns(value) else value  # noqa: E731
-        self.calls.append((operation, *mapped(kept, (args, kwargs)), [kept(value) for value in _tensors(result)]))
+        self.calls.append((operation, *tree_map(kept, (args, kwargs)), [kept(value) for value in _tensors(result)]))
 
     def replay(self) -> None:
         if self.devices.capturing is not None:
@@ -91,10 +74,8 @@ class Graph:
         self.devices.num_replays += 1
         with _disable_current_modes():
             for operation, args, kwargs, results in self.calls:
-                args, kwargs = mapped(_in_memory, (args, kwargs))
-                for old, new in zip(map(_in_memory, results), _tensors(operation(*args, **kwargs)), strict=True):
-                    if old.data_ptr() != new.data_ptr():
-                        old.copy_(new)
+                args, kwargs = tree_map(_in_memory, (args, kwargs))
+                _run_again(operation, args, kwargs, [_in_memory(result) for result in results])
 
     def spoil(self) -> None:
         with _disable_current_modes():
@@ -107,12 +88,54 @@ class Graph:
         return _storage(tensor) in self.own
 
 
+class Recorded:
+    """A capture for the CPU that behaves as CUDA graphs do: the operations seen once are run again on the same memory.
+
+    Nothing of the function's Python runs again, and an input that is no input of the function, or an address that moved, shows
+    as a wrong result.
+    """
+
+    def __init__(self):
+        self.num_captures = self.num_replays = 0
+
+    def __call__(self, function, inputs):
+        self.num_captures += 1
+        buffers = tuple(tensor.clone() for tensor in inputs)
+        calls = []
+
+        class Recorder(TorchDispatchMode):
+            def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+                result = operation(*args, **(kwargs or {}))
+                calls.append((operation, args, kwargs or {}, result))
+                return result
+
+        with Recorder():
+            output = function(*buffers)
+
+        def replay(*tensors):
+            self.num_replays += 1
+            for buffer, tensor in zip(buffers, tensors, strict=True):
+                buffer.copy_(tensor)
+            for operation, args, kwargs, kept in calls:
+                _run_again(operation, args, kwargs, _tensors(kept))
+            return output
+
+        return replay
+
+
+def _run_again(operation, args: tuple, kwargs: dict, results: list[torch.Tensor]) -> None:
+    """What the operation gives goes to where its `results` are."""
+    for old, new in zip(results, _tensors(operation(*args, **kwargs)), strict=True):
+        if old.data_ptr() != new.data_ptr():
+            old.copy_(new)
+
+
 def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
 def _tensors(values) -> list[torch.Tensor]:
-    return [value for value in leaves(values) if isinstance(value, torch.Tensor)]
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
 
 
 def _in_memory(value):

@@ -1,32 +1,19 @@
-"""Who imports whom in the package: rooms, floors and circles. `python -m tests.support.import_graph` prints them."""
+"""Who imports whom in the package: rooms, floors and circles."""
 
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "hf_speculative"
 #: the floors of the house, from the ground up: what stands on one imports from floors below it and from its own room only
 FLOORS = (
-    ("forwarding", "hf_compat", "lazy", "names"),
-    ("heads", "theory", "types", "version"),
-    ("interfaces", "reports"),
-    ("loop", "models", "schedules", "tokenizers", "verification"),
-    ("grammar",),
-    ("drafting", "embedded", "sampling"),
-    ("distributed",),
-    ("call",),
-    ("attached", "command"),
-    ("batches",),
-    ("generation",),
-    ("compilation", "measuring", "playground", "serving"),
-    ("integrations",),
-    ("compatibility", "hub"),
-    ("training",),
-    ("cli",),
-    ("__main__",),
+    "forwarding hf_compat lazy names < heads theory types version < interfaces reports"
+    " < loop models schedules tokenizers verification < grammar < drafting embedded sampling < distributed < call"
+    " < attached command < batches < generation < compilation measuring playground serving < integrations"
+    " < compatibility hub < training < cli < __main__"
 )
 #: the public names, from wherever they are
 PUBLIC = "__init__"
@@ -61,16 +48,9 @@ def room(module: str) -> str:
     return module.split(".")[0]
 
 
-def room_graph() -> dict[str, set[str]]:
-    graph = defaultdict(set)
-    for module in MODULES:
-        graph[room(module)] |= {room(other) for other in imports(module)} - {room(module)}
-    return graph
-
-
 def upward() -> list[str]:
     """Imports that do not go down."""
-    floor = {name: height for height, rooms in enumerate(FLOORS) for name in rooms}
+    floor = {name: height for height, rooms in enumerate(FLOORS.split(" < ")) for name in rooms.split()}
     return [
         f"{module} imports {other}"
         for module in MODULES
@@ -80,21 +60,10 @@ def upward() -> list[str]:
     ]
 
 
-def circles() -> list[str]:
+def circle() -> list[str]:
     """Modules that import each other, by way of others as well."""
-    reached: dict[str, set[str]] = {}
-    for module in MODULES:
-        seen, queue = set(), [module]
-        while queue:
-            for other in imports(queue.pop()) - seen:
-                seen.add(other)
-                queue.append(other)
-        reached[module] = seen
-    return sorted(module for module in MODULES if module in reached[module])
-
-
-if __name__ == "__main__":
-    for name, others in sorted(room_graph().items()):
-        print(f"{name} -> {' '.join(sorted(others))}")
-    print("upward:", *upward() or ["none"], sep="\n  ")
-    print("circles:", *circles() or ["none"], sep="\n  ")
+    try:
+        TopologicalSorter({module: imports(module) for module in MODULES}).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []

@@ -45,19 +45,9 @@ def meter(target, **given):
 
 
 def trainer(target, draft, folder, data=None, student=None, loss="lk_hybrid", use=None, meter=None, **given):
-    arguments = {
-        "per_device_train_batch_size": 4,
-        "max_steps": 4,
-        "learning_rate": 1e-3,
-        "lr_scheduler_type": "constant",
-        "use_cpu": True,
-        "report_to": [],
-        "disable_tqdm": True,
-        "remove_unused_columns": False,
-        "dataloader_pin_memory": False,
-        "save_strategy": "no",
-        "logging_steps": 1,
-    }
+    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "dataloader_pin_memory": False}
+    steps = {"max_steps": 4, "learning_rate": 1e-3, "lr_scheduler_type": "constant", "logging_steps": 1}
+    rows = {"per_device_train_batch_size": 4, "remove_unused_columns": False, "save_strategy": "no"}
     student = student or DraftStudent(draft, target)
     return DraftTrainer(
         student,
@@ -65,7 +55,7 @@ def trainer(target, draft, folder, data=None, student=None, loss="lk_hybrid", us
         loss,
         use or SamplingParams(),
         meter or Meter([], SamplingParams()),
-        args=TrainingArguments(str(folder), **arguments | given),
+        args=TrainingArguments(str(folder), **quiet | steps | rows | given),
         train_dataset=examples(target) if data is None else data,
         data_collator=Collator(),
     )
@@ -73,12 +63,6 @@ def trainer(target, draft, folder, data=None, student=None, loss="lk_hybrid", us
 
 def weights(module):
     return torch.cat([weight.detach().flatten() for weight in module.parameters()])
-
-
-def same_state(ours, theirs):
-    """Whether two modules hold the same tensors under the same names."""
-    states = ours.state_dict(), theirs.state_dict()
-    return states[0].keys() == states[1].keys() and all(torch.equal(states[0][n], t) for n, t in states[1].items())
 
 
 def logged(trainer, name="loss"):

@@ -28,15 +28,12 @@ def render() -> str:
 
 
 def _row(option: Option) -> str:
-    more = f" [More]({option.page})." if option.page else ""
-    return f"| {_names(option)} | {option.help}{more} | {option.type.text} | {option.default} |\n"
-
-
-def _names(option: Option) -> str:
-    """Its names: keywords in bold, with a star what a generation_config may say."""
+    """Keywords in bold, with a star what a generation_config may say."""
     own = f"**`{option.name}`**" if CALL in option.places else f"`{option.name}`"
-    others = [f"**`{name}`**" for name in option.aliases]
-    return ", ".join([own, *others]) + (" \\*" if GENERATION_CONFIG in option.places else "")
+    names = ", ".join([own, *(f"**`{name}`**" for name in option.aliases)])
+    star = " \\*" if GENERATION_CONFIG in option.places else ""
+    more = f" [More]({option.page})." if option.page else ""
+    return f"| {names}{star} | {option.help}{more} | {option.type.text} | {option.default} |\n"
 
 
 if __name__ == "__main__":

@@ -52,9 +52,8 @@ def reproduces_plain(model, batch_sizes=(1, 3), settings=None, **kwargs):
 
 def takes_lanes(model, prompts, settings=None, batch_size=3, **kwargs):
     """Rows that wait and take the place of others get what plain `generate` gives each alone; greedy, and rows end apart."""
-    settings = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0, "eos_token_id": [3, 17, 40]} | (
-        settings or {}
-    )
+    common = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0, "eos_token_id": [3, 17, 40]}
+    settings = common | (settings or {})
     with hs.record() as stats:
         rows = list(hs.generate_batches(model, prompts, batch_size=batch_size, **settings, **as_keywords(kwargs)))
     plain = [model.generate(torch.tensor([ids]), **settings)[0, len(ids) :].tolist() for ids in prompts]

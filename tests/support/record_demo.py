@@ -14,18 +14,13 @@ from hf_speculative.measuring.commands import demo
 PICTURE = Path(__file__).parents[2] / "docs" / "assets" / "demo.svg"
 
 
-def record(width: int = 120) -> str:
-    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, highlight=False)
+def record() -> str:
+    console = Console(record=True, width=120, file=io.StringIO(), force_terminal=True, highlight=False)
     quiet_transformers()
     demo.show(console, demo.stage())
-    return svg(console, "hf-speculative generate --demo")
-
-
-def svg(console: Console, title: str) -> str:
-    """rich's own export, in the reader's fonts: it would fetch one."""
-    text = console.export_svg(title=title, unique_id="demo")
-    text = re.sub(r"@font-face \{.*?\}", "", text, flags=re.DOTALL)
-    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text = console.export_svg(title="hf-speculative generate --demo", unique_id="demo")
+    # In the reader's fonts: rich's own export would fetch one.
+    text = re.sub(r"@font-face \{.*?\}|<!--.*?-->", "", text, flags=re.DOTALL)
     text = text.replace("Fira Code", "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono")
     return "\n".join(line.rstrip() for line in text.splitlines() if line.strip()) + "\n"
 

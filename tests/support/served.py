@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
+import pytest
 import torch
 
 from hf_speculative.serving.engine import Engine
@@ -89,16 +90,13 @@ def serving(*command: str, path: str = "/"):
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as server:
         try:
-            while not _answers(address + path):
-                assert server.poll() is None and time.monotonic() < until, "it does not start"
+            while server.poll() is None and time.monotonic() < until:
+                with suppress(httpx.TransportError):
+                    if httpx.get(address + path).status_code == 200:
+                        break
                 time.sleep(0.2)
+            else:
+                pytest.fail("it does not start")
             yield address
         finally:
             server.terminate()
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url).status_code == 200
-    except httpx.TransportError:
-        return False

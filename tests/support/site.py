@@ -26,20 +26,11 @@ def build(folder: Path) -> None:
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
     """The address of the folder on loopback."""
-    handler = functools.partial(_Handler, directory=str(folder))
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-class _Handler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args) -> None:
-        pass
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
 
 
 class Page(HTMLParser):
@@ -51,9 +42,7 @@ class Page(HTMLParser):
 
     def __init__(self, path: Path):
         super().__init__()
-        self.links: list[str] = []
-        self.assets: list[str] = []
-        self.names: set[str] = set()
+        self.links, self.assets, self.names = [], [], set()
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

@@ -10,8 +10,6 @@ from hf_speculative.measuring.render import suites
 ROOT = Path(__file__).parents[2]
 #: pages of the site that are files of the root
 OF_ROOT = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
-
-
 #: a run of suites a file, as `bench --suite NAME --json` writes it
 CONTRIBUTED = ROOT / "docs" / "contributed"
 

@@ -9,38 +9,19 @@ from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
 
 from tests.support import tiny
 
-EXPERTS = {
-    "first_k_dense_replace": 9,  # of the target; the MTP layers are sparse all the same
-    "moe_intermediate_size": 16,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-}
+#: with dense layers in the target; the MTP layers are sparse all the same
+EXPERTS = {"first_k_dense_replace": 9, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2}
+EXPERTS |= {"n_group": 1, "topk_group": 1}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12}
 MTP_TYPES = {
     "glm4_moe": tiny.GATED | EXPERTS | {"head_dim": 8},
-    "deepseek_v3": tiny.SMALL
-    | EXPERTS
-    | {
-        "intermediate_size": 64,
-        "num_key_value_heads": 4,
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 12,
-    },
+    "deepseek_v3": tiny.GATED | EXPERTS | LATENT | {"num_key_value_heads": 4},
 }
-
-
-def build(model_type: str, config: dict, attention: str = "sdpa", seed: int = 0):
-    torch.manual_seed(seed)
-    config = AutoConfig.for_model(model_type, **config)
-    return tiny._spread(AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval())
 
 
 @torch.no_grad()
@@ -52,14 +33,13 @@ def hush(layers, factor: float) -> None:
 
 
 @torch.no_grad()
-def with_mtp(
-    path, model_type: str = "glm4_moe", num_mtp_layers: int = 2, attention: str = "sdpa", factor=0.3, **config
-):
+def with_mtp(path, model_type: str = "glm4_moe", num_mtp_layers: int = 2, attention: str = "sdpa", **config):
     """A target loaded from a checkpoint at `path` that also holds MTP layers, as the real ones do."""
     from transformers.modeling_layers import MtpModel
 
-    model = build(model_type, MTP_TYPES[model_type] | config | {"num_nextn_predict_layers": num_mtp_layers}, attention)
-    hush(model.model.layers, factor)
+    config = MTP_TYPES[model_type] | config | {"num_nextn_predict_layers": num_mtp_layers}
+    model = tiny.build(model_type, attention=attention, **config)
+    hush(model.model.layers, 0.3)
     heads = MtpModel(model, num_mtp_layers)
     hidden = model.config.hidden_size
     for layer in heads.layers:
@@ -68,7 +48,7 @@ def with_mtp(
                 tensor.normal_(std=0.02)
         # The embedding alone goes on, with a little of the state.
         layer.eh_proj.weight.copy_(torch.cat([torch.eye(hidden), 0.1 * torch.eye(hidden)], 1))
-        hush([layer.mtp_block], factor)
+        hush([layer.mtp_block], 0.3)
         for weight in layer.mtp_block.self_attn.parameters():
             if weight.ndim > 1:
                 weight.mul_(5.0)
@@ -87,16 +67,9 @@ def with_mtp(
     return model
 
 
-GEMMA4 = tiny.GATED | {
-    "head_dim": 8,
-    "global_head_dim": 16,
-    "num_hidden_layers": 4,
-    "sliding_window": 8,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "num_kv_shared_layers": 2,
-    "vocab_size_per_layer_input": tiny.VOCAB,
-    "hidden_size_per_layer_input": 8,
-}
+GEMMA4 = tiny.GATED | {"head_dim": 8, "global_head_dim": 16, "num_hidden_layers": 4, "num_kv_shared_layers": 2}
+GEMMA4 |= {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2}
+GEMMA4 |= {"vocab_size_per_layer_input": tiny.VOCAB, "hidden_size_per_layer_input": 8}
 
 
 @torch.no_grad()
@@ -105,14 +78,13 @@ def with_gemma4_assistant(attention: str = "sdpa", factor: float = 0.04, **confi
     from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
 
     config = GEMMA4 | config
-    model = build("gemma4_text", config, attention)
+    model = tiny.build("gemma4_text", attention=attention, **config)
     hidden = model.config.hidden_size
     own = {"num_hidden_layers": 2, "layer_types": config["layer_types"][:2], "num_kv_shared_layers": 2}
     none = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
     text_config = Gemma4TextConfig(**config | own | none)
-    assistant_config = Gemma4AssistantConfig(
-        text_config=text_config, backbone_hidden_size=hidden, tie_word_embeddings=False
-    )
+    sizes = {"backbone_hidden_size": hidden, "tie_word_embeddings": False}
+    assistant_config = Gemma4AssistantConfig(text_config=text_config, **sizes)
     # transformers 5.23.0 itself fails to build a model in which all layers share, as those of all assistants do.
     with patch.object(Gemma4TextConfig, "kv_sharing_modes", ["reuse"] * 2, create=True):
         assistant = Gemma4AssistantForCausalLM._from_config(assistant_config, attn_implementation=attention).eval()
@@ -127,12 +99,10 @@ def with_gemma4_assistant(attention: str = "sdpa", factor: float = 0.04, **confi
     return model, assistant
 
 
-def with_dflash(
-    block_size: int = 5, attention: str = "sdpa", factor: float = 0.2, steps: int = 150, first: int = 1, **config
-):
+def with_dflash(block_size: int = 5, attention: str = "sdpa", steps: int = 150, first: int = 1, **config):
     """A target and a DFlash draft for it."""
     model = tiny.build("llama", attention=attention, **config)
-    hush(model.model.layers, factor)
+    hush(model.model.layers, 0.2)
     return model, dflash_for(model, block_size, steps, first)
 
 
@@ -146,45 +116,27 @@ def dflash_for(model, block_size: int = 5, steps: int = 150, first: int = 1):
 
     torch.manual_seed(1)
     config = model.config.get_text_config(decoder=True)
-    draft_config = MuseGlimmerAssistantConfig(
-        hidden_size=config.hidden_size,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        sliding_window=8,
-        layer_types=["sliding_attention", "full_attention"],
-        block_size=block_size,
-        mask_token_id=config.vocab_size - 1,
-        target_layer_ids=[0, 1],
-    )
+    sizes = {"hidden_size": config.hidden_size, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8, "block_size": block_size}
+    sizes |= {"mask_token_id": config.vocab_size - 1, "target_layer_ids": [0, 1]}
+    draft_config = MuseGlimmerAssistantConfig(layer_types=["sliding_attention", "full_attention"], **sizes)
     attention = config._attn_implementation
     draft = MuseGlimmerAssistantModel._from_config(draft_config, attn_implementation=attention).eval()
-    _train_dflash(model, draft, steps, first)
-    return draft
-
-
-@torch.enable_grad()
-def _train_dflash(model, draft, steps: int, first: int) -> None:
-    vocab_size = model.config.get_text_config(decoder=True).vocab_size
-    block_size, ids = draft.config.block_size, torch.randint(1, vocab_size, (64, 3))
+    ids = torch.randint(1, config.vocab_size, (64, 3))
     text = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, do_sample=False)
     with torch.no_grad():
         hidden = model(text, output_hidden_states=True).hidden_states
-    states = torch.cat([hidden[layer + 1] for layer in draft.config.target_layer_ids], -1)
-    optimizer = torch.optim.Adam(draft.parameters(), lr=3e-3)
-    for step in range(steps):
+    states = torch.cat([hidden[1], hidden[2]], -1)
+
+    def loss(step: int):
         anchor = 3 + step % (text.shape[1] - 3 + first - block_size)
         block = torch.full((len(text), block_size), draft.config.mask_token_id)
         block[:, 0] = text[:, anchor]
-        with torch.no_grad():
-            noise = model.get_input_embeddings()(block)
+        noise = model.get_input_embeddings()(block).detach()
         outputs = draft(noise_embeds=noise, context_hidden_states=states[:, :anchor])
         logits = model.lm_head(outputs.last_hidden_state[:, first:])
         labels = text[:, anchor + 1 : anchor + 1 + block_size - first]
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    draft.requires_grad_(False)
+        return cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    tiny.fit(draft.parameters(), loss, steps, learning_rate=3e-3)
+    return draft.requires_grad_(False)

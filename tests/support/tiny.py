@@ -5,16 +5,11 @@ from __future__ import annotations
 import copy
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 VOCAB = 61
-COMMON = {
-    "vocab_size": VOCAB,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
-}
+COMMON = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+COMMON |= {"tie_word_embeddings": False}
 SMALL = COMMON | {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128}
 GATED = SMALL | {"intermediate_size": 64, "num_key_value_heads": 2}
 
@@ -23,46 +18,28 @@ ROUNDING = 0.05
 
 #: one config per attention layout: rotary, learned, partial and ALiBi-free; grouped queries; sliding windows; experts
 ARCHITECTURES = {
-    "llama": GATED,
-    "qwen2": GATED,
-    "qwen3": GATED | {"head_dim": 8},
-    "mistral": GATED | {"sliding_window": 8},
-    "gemma": GATED | {"head_dim": 8},
+    **dict.fromkeys(("llama", "qwen2", "cohere", "granite", "olmo2", "stablelm", "starcoder2"), GATED),
+    **dict.fromkeys(("mistral", "phi3"), GATED | {"sliding_window": 8}),
+    **dict.fromkeys(("qwen3", "gemma"), GATED | {"head_dim": 8}),
     "gemma3_text": GATED | {"head_dim": 8, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
     "gpt2": COMMON | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128},
-    "gpt_neox": SMALL | {"intermediate_size": 64},
+    **dict.fromkeys(("gpt_neox", "phi"), SMALL | {"intermediate_size": 64}),
     "opt": SMALL | {"ffn_dim": 64, "word_embed_proj_dim": 32},
-    "phi": SMALL | {"intermediate_size": 64},
-    "phi3": GATED | {"sliding_window": 8},
     "mixtral": GATED | {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "cohere": GATED,
-    "granite": GATED,
-    "olmo2": GATED,
-    "stablelm": GATED,
-    "starcoder2": GATED,
 }
 
 
 def build(model_type: str, seed: int = 0, attention: str = "sdpa", **overrides):
     """A random model of a type, its logits spread so that greedy decoding does not sit on ties."""
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(model_type, **(ARCHITECTURES[model_type] | overrides))
+    config = AutoConfig.for_model(model_type, **(ARCHITECTURES.get(model_type, {}) | overrides))
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
     return _spread(model)
 
 
 def llama(seed: int = 0, vocab_size: int = VOCAB, layers: int = 2, hidden: int = 32, positions: int = 128):
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        **GATED
-        | {
-            "vocab_size": vocab_size,
-            "num_hidden_layers": layers,
-            "hidden_size": hidden,
-            "max_position_embeddings": positions,
-        }
-    )
-    return _spread(LlamaForCausalLM(config).eval())
+    sizes = {"num_hidden_layers": layers, "hidden_size": hidden, "max_position_embeddings": positions}
+    return build("llama", seed, vocab_size=vocab_size, **sizes)
 
 
 @torch.no_grad()
@@ -83,6 +60,16 @@ def noisy_copy(model, noise: float = 0.15, seed: int = 1):
         if weight.ndim > 1:
             weight.add_(torch.randn(weight.shape, generator=generator) * noise * weight.std())
     return draft
+
+
+@torch.enable_grad()
+def fit(parameters, loss, steps: int, learning_rate: float) -> None:
+    """Steps of Adam on `loss(step)`."""
+    optimizer = torch.optim.Adam(parameters, lr=learning_rate)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss(step).backward()
+        optimizer.step()
 
 
 def prompts(batch_size: int, width: int = 7, seed: int = 0, vocab_size: int = VOCAB) -> dict[str, torch.Tensor]:

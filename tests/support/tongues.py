@@ -27,43 +27,35 @@ CORPUS = [
 ] * 4
 
 
+def _train(tokenizer: Tokenizer, vocab_size: int, specials: list[str], **given) -> None:
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=specials, show_progress=False, **given)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+
+
 @functools.cache
-def byte_level(vocab_size: int, bos: str | None = None, eos: str = "<|end|>", pad: str = "<|pad|>"):
+def byte_level(vocab_size: int, bos: str | None = None, eos: str = "<|end|>"):
     """Byte-level BPE (GPT-2, Llama 3, Qwen); puts `bos` before a text if given."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    specials = [token for token in (bos, eos, pad) if token]
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=specials,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    return _wrap(tokenizer, bos, eos_token=eos, pad_token=pad)
+    specials = [token for token in (bos, eos, "<|pad|>") if token]
+    _train(tokenizer, vocab_size, specials, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+    return _wrap(tokenizer, bos, eos_token=eos, pad_token="<|pad|>")
 
 
 @functools.cache
-def metaspace(vocab_size: int, scheme: str = "always", bos: str | None = "<s>"):
+def metaspace(vocab_size: int, scheme: str = "always"):
     """BPE with `▁` for spaces and bytes for what it does not know (Llama 2, Mistral, Gemma)."""
     fallback = [f"<0x{byte:02X}>" for byte in range(256)]
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=True)
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     specials = ["<unk>", "<s>", "</s>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[*specials, *fallback],
-        initial_alphabet=["▁"],
-        limit_alphabet=90,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    _train(tokenizer, vocab_size, [*specials, *fallback], initial_alphabet=["▁"], limit_alphabet=90)
     data = json.loads(tokenizer.to_str())
     # The bytes are the model's own tokens, not added ones.
     data["added_tokens"] = [token for token in data["added_tokens"] if token["content"] in specials]
-    return _wrap(Tokenizer.from_str(json.dumps(data)), bos, eos_token="</s>", unk_token="<unk>")
+    return _wrap(Tokenizer.from_str(json.dumps(data)), "<s>", eos_token="</s>", unk_token="<unk>")
 
 
 @functools.cache

@@ -46,11 +46,10 @@ class KnowingDrafter(hs.Drafter):
         parents = random_parents(num_nodes, self.random)
         tokens, is_right = [], []
         for i, parent in enumerate(parents):
-            depth = depth_of(parents[: i + 1], i)
+            depth = len(path_to(parents, i))
             may_be = (parent < 0 or is_right[parent]) and depth <= len(right)
-            token = (
-                right[depth - 1] if may_be and self.random.random() < 0.7 else self.random.randrange(self.vocab_size)
-            )
+            is_given = may_be and self.random.random() < 0.7
+            token = right[depth - 1] if is_given else self.random.randrange(self.vocab_size)
             tokens.append(token)  # siblings may repeat each other
             is_right.append(may_be and token == right[depth - 1])
         return tokens, parents, self.random.randint(num_nodes // 2, num_nodes)
@@ -112,10 +111,8 @@ def paths_of(tokens, parents) -> list[tuple]:
     return [tuple(tokens[i] for i in path_to(parents, node)) for node in range(len(tokens))]
 
 
-def depth_of(parents, node: int | None = None) -> int:
-    if node is None:
-        return max(depth_of(parents, node) for node in range(len(parents)))
-    return 1 if parents[node] < 0 else 1 + depth_of(parents, parents[node])
+def depth_of(parents) -> int:
+    return max(len(path_to(parents, node)) for node in range(len(parents)))
 
 
 def path_to(parents, node: int) -> list[int]:

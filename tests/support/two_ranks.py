@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import os
 import random
 import sys
 import time
@@ -18,18 +17,13 @@ import warnings
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
-from transformers import (
-    AutoModelForCausalLM,
-    BartConfig,
-    BartForConditionalGeneration,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import AutoModelForCausalLM, StoppingCriteriaList
 from transformers.distributed import DistributedConfig
 
 import hf_speculative as hs
@@ -38,10 +32,14 @@ from hf_speculative.interfaces import Drafter, Schedule
 from hf_speculative.models import probe, verified_types
 from hf_speculative.schedules import Adaptive, timed
 from hf_speculative.types import Costs, Draft
-from tests.support import tiny
+from tests.architectures.check import build
+from tests.support import tiny, two_processes
 
 TIMEOUT = timedelta(seconds=60)
+SETTINGS = {"max_new_tokens": 16, "pad_token_id": 0}
 CHECKS: dict = {}
+#: the target and its draft: whole, split over the ranks, in stages, and sharded by FSDP2
+MODELS: dict = {}
 
 
 def check(function):
@@ -50,25 +48,19 @@ def check(function):
 
 
 def run(rank: int, folder: Path) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-
     torch.set_num_threads(1)
-    # They meet in a file: a port that is free now may be taken when they come to use it.
-    meeting = f"file://{folder / 'meeting'}"
-    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2, timeout=TIMEOUT)
-    MODELS["folder"] = folder
+    two_processes.join(rank, folder, timeout=TIMEOUT)
+    make_models(rank, folder)
     results: dict[str, str] = {}
     for name, function in CHECKS.items():
         torch.manual_seed(rank)
         random.seed(rank)
-        start = time.perf_counter()
         try:
             function(rank)
             results[name] = ""
         except (Exception, pytest.fail.Exception):
             results[name] = traceback.format_exc()
         (folder / f"{rank}.json").write_text(json.dumps(results))
-        print(name, round(time.perf_counter() - start, 2), flush=True)
         with contextlib.suppress(RuntimeError):
             distributed.barrier()
         if "waited for the other ranks" in results[name] or "Timed out" in results[name]:
@@ -77,17 +69,24 @@ def run(rank: int, folder: Path) -> None:
         distributed.destroy_process_group()
 
 
-SETTINGS = {"max_new_tokens": 16, "pad_token_id": 0}
-MODELS: dict = {}
+def make_models(rank: int, folder: Path) -> None:
+    target = tiny.llama(vocab_size=62)  # older transformers split even numbers only
+    for name, model in {"target": target, "draft": tiny.noisy_copy(target, noise=0.1)}.items():
+        if rank == 0:
+            model.save_pretrained(folder / name)
+        distributed.barrier()
+        MODELS[name], MODELS[f"sharded {name}"] = model, fully_sharded(model, model.model.layers)
+        for way, config in (("split", {"tp_plan": "auto"}), ("staged", {"pp_size": 2})):
+            MODELS[f"{way} {name}"] = AutoModelForCausalLM.from_pretrained(
+                folder / name, distributed_config=DistributedConfig(**config)
+            )
 
 
-def saved(name: str) -> Path:
-    """A checkpoint of a model that both ranks hold."""
-    folder = MODELS["folder"] / name
-    if distributed.get_rank() == 0 and not folder.exists():
-        MODELS[name].save_pretrained(folder)
-    distributed.barrier()
-    return folder
+def fully_sharded(model, layers):
+    twin, layers = copy.deepcopy((model, list(layers)))
+    for layer in layers:
+        fully_shard(layer)
+    return fully_shard(twin)
 
 
 def from_both(value) -> list:
@@ -99,44 +98,34 @@ def from_both(value) -> list:
 # ---------------------------------------------------------------------------------------------- tensor parallel
 
 
-def parallel() -> dict:
-    """The target and its draft, whole and split over the ranks."""
-    if "split target" not in MODELS:
-        target = tiny.llama(vocab_size=62)  # older transformers split even numbers only
-        MODELS.update(target=target, draft=tiny.noisy_copy(target, noise=0.1))
-        for name in ("target", "draft"):
-            MODELS[f"split {name}"] = AutoModelForCausalLM.from_pretrained(
-                saved(name), distributed_config=DistributedConfig(tp_plan="auto")
-            )
-    return MODELS
+#: targets whose ranks decide together, each with a draft that all ranks hold or share
+TOGETHER = (("split target", "draft"), ("split target", "split draft"), ("staged target", "draft"))
 
 
-def decide_alike(models, draft: str, **settings):
+def decide_alike(draft: str, target: str = "split target", **settings):
     """One call on both ranks: the same tokens, rounds and drafts. Returns the tokens and the statistics."""
-    given = {"draft_model": models[draft]} if draft else {}
+    given = {"draft_model": MODELS[draft]} if draft else {}
     with hs.record() as stats:
-        out = hs.generate(models["split target"], **tiny.prompts(3), **given, **SETTINGS | settings)
-    one, other = from_both((out.tolist(), [row.to_dict() for row in stats.rows]))
+        out = hs.generate(MODELS[target], **tiny.prompts(3), **given, **SETTINGS | settings)
+    one, other = from_both((getattr(out, "sequences", out).tolist(), [row.to_dict() for row in stats.rows]))
     assert one == other
     return out, stats
 
 
 @check
 def greedy_is_the_whole_models(rank):
-    models = parallel()
-    plain = models["target"].generate(**tiny.prompts(3), do_sample=False, **SETTINGS)
-    for draft in ("draft", "split draft"):
-        out, stats = decide_alike(models, draft, do_sample=False, num_draft_tokens=4)
+    plain = MODELS["target"].generate(**tiny.prompts(3), do_sample=False, **SETTINGS)
+    for target, draft in TOGETHER:
+        out, stats = decide_alike(draft, target, do_sample=False, num_draft_tokens=4)
         assert out.tolist() == plain.tolist()
         assert stats.num_accepted_draft_tokens > 0 and stats.num_rejections > 0
 
 
 @check
 def sampled_tokens_are_the_same_on_all_ranks(rank):
-    models = parallel()
-    for draft in ("draft", "split draft"):
-        first, _ = decide_alike(models, draft, do_sample=True, num_assistant_tokens_schedule="heuristic")
-        again, _ = decide_alike(models, draft, do_sample=True, num_draft_tokens=4)
+    for target, draft in TOGETHER:
+        first, _ = decide_alike(draft, target, do_sample=True, num_assistant_tokens_schedule="heuristic")
+        again, _ = decide_alike(draft, target, do_sample=True, num_draft_tokens=4)
         assert first.tolist() != again.tolist(), "drawn anew"
     one, other = from_both(torch.rand(1).item())
     assert one != other, "what else is drawn stays each rank's own"
@@ -144,13 +133,12 @@ def sampled_tokens_are_the_same_on_all_ranks(rank):
 
 @check
 def reproducible_is_plain_under_the_first_ranks_seed(rank):
-    models = parallel()
     torch.manual_seed(0)
-    plain = models["target"].generate(**tiny.prompts(3), do_sample=True, **SETTINGS)
+    plain = MODELS["target"].generate(**tiny.prompts(3), do_sample=True, **SETTINGS)
     accepted = []
     for draft in ("draft", "split draft"):
         torch.manual_seed(rank)
-        out, stats = decide_alike(models, draft, do_sample=True, reproducible=True, num_draft_tokens=4)
+        out, stats = decide_alike(draft, do_sample=True, reproducible=True, num_draft_tokens=4)
         assert out.tolist() == plain.tolist()
         accepted.append([row.num_accepted_draft_tokens for row in stats.rows])
     assert accepted[0] == accepted[1], "a draft that all ranks run has read the same tokens on each of them"
@@ -159,37 +147,19 @@ def reproducible_is_plain_under_the_first_ranks_seed(rank):
 @check
 def clocks_of_their_own_do_not_lead_ranks_apart(rank):
     """Costs are assumed, and no rank learns from its own clock."""
-    models, clock = parallel(), timed.time
-    try:
-        if rank == 1:
-            timed.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() + random.random())
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + rank * random.random())
+    with mock.patch.object(timed, "time", clock):
         for do_sample in (True, False):
-            decide_alike(models, "split draft", do_sample=do_sample, max_new_tokens=100)
-        kinds = learned._costs[models["split target"]][models["split draft"]].values()
-        assert not any(fit.num_timed for costs in kinds for fit in costs.fits.values())
-    finally:
-        timed.time = clock
-
-
-class EndsAt(StoppingCriteria):
-    def __init__(self, length: int):
-        self.length = length
-
-    def __call__(self, ids, scores):
-        return ids.shape[1] >= self.length
+            decide_alike("split draft", do_sample=do_sample, max_new_tokens=100)
+    kinds = learned._costs[MODELS["split target"]][MODELS["split draft"]].values()
+    assert not any(fit.num_timed for costs in kinds for fit in costs.fits.values())
 
 
 @check
 def a_criterion_that_answers_by_rank(rank):
-    models = parallel()
     for lengths in ((6, 11), (11, 6)):
-        out, _ = decide_alike(
-            models,
-            "draft",
-            do_sample=False,
-            num_draft_tokens=6,
-            stopping_criteria=StoppingCriteriaList([EndsAt(7 + lengths[rank])]),
-        )
+        ends = StoppingCriteriaList([lambda ids, scores, length=7 + lengths[rank]: ids.shape[1] >= length])
+        out, _ = decide_alike("draft", do_sample=False, num_draft_tokens=6, stopping_criteria=ends)
         assert out.shape[1] == 7 + lengths[0]
 
 
@@ -208,9 +178,9 @@ class ByRank(Schedule):
 
 @check
 def a_schedule_that_plans_by_rank(rank):
-    models, config = parallel(), hs.SpeculativeConfig(schedule=ByRank(rank))
+    config = hs.SpeculativeConfig(schedule=ByRank(rank))
     for draft in ("draft", "split draft"):
-        _, stats = decide_alike(models, draft, do_sample=True, speculative_config=config)
+        _, stats = decide_alike(draft, do_sample=True, speculative_config=config)
         assert stats.num_draft_tokens < 3 * stats.num_spec_steps
 
 
@@ -227,42 +197,29 @@ class Guesses(Drafter):
 
 @check
 def other_drafters_and_caches(rank):
-    models = parallel()
     guesses = {"draft_model": Guesses(), "speculative_config": hs.SpeculativeConfig(num_draft_tokens=4)}
-    decide_alike(models, "", do_sample=True, **guesses)
-    decide_alike(models, "draft", do_sample=True, num_draft_tokens=3, num_return_sequences=2)
+    decide_alike("", do_sample=True, **guesses)
+    decide_alike("draft", do_sample=True, num_draft_tokens=3, num_return_sequences=2)
     lookup = {"prompt_lookup_num_tokens": 3, "num_assistant_tokens_schedule": "constant"}
     without_a_model = lookup, {"draft_model": "auto", "num_draft_tokens": 3}
     for settings in (*without_a_model, {"assistant_early_exit": 1, "num_draft_tokens": 3}):
-        _, stats = decide_alike(models, "", do_sample=True, **settings)
+        _, stats = decide_alike("", do_sample=True, **settings)
         assert stats.num_draft_tokens > 0
 
 
 @check
 def the_universal_path(rank):
     """Hidden states are asked for, which transformers' own cache is kept for."""
-    models = parallel()
-    out = hs.generate(
-        models["split target"],
-        **tiny.prompts(3),
-        draft_model=models["draft"],
-        do_sample=True,
-        num_draft_tokens=4,
-        return_dict_in_generate=True,
-        output_hidden_states=True,
-        **SETTINGS,
-    )
-    one, other = from_both((out.sequences.tolist(), out.statistics.num_accepted_draft_tokens))
-    assert one == other and one[1] > 0
+    asked = {"return_dict_in_generate": True, "output_hidden_states": True}
+    _, stats = decide_alike("draft", do_sample=True, num_draft_tokens=4, **asked)
+    assert stats.num_accepted_draft_tokens > 0
 
 
 @check
 def rows_that_are_done_are_replaced(rank):
-    models, inputs = parallel(), tiny.prompts(5)
-    prompts = [tiny.unpadded(inputs, row)["input_ids"][0].tolist() for row in range(5)]
     settings = {"do_sample": True, "num_draft_tokens": 3, "eos_token_id": list(range(8))}
     completions = hs.generate_batches(
-        models["split target"], prompts, draft_model=models["draft"], batch_size=2, **settings, **SETTINGS
+        MODELS["split target"], tiny.texts(5, 7), draft_model=MODELS["draft"], batch_size=2, **settings, **SETTINGS
     )
     one, other = from_both([completion.new_ids for completion in completions])
     assert one == other and len(set(map(len, one))) > 1
@@ -270,55 +227,19 @@ def rows_that_are_done_are_replaced(rank):
 
 @check
 def a_round_takes_three_broadcasts(rank):
-    models, broadcast, sizes = parallel(), distributed.broadcast, []
+    broadcast, sizes = distributed.broadcast, []
 
     def counted(tensor, *args, **kwargs):
         sizes.append(tensor.numel())
         return broadcast(tensor, *args, **kwargs)
 
-    try:
-        distributed.broadcast = counted
-        _, stats = decide_alike(models, "draft", do_sample=True, num_draft_tokens=4)
-    finally:
-        distributed.broadcast = broadcast
+    with mock.patch.object(distributed, "broadcast", counted):
+        _, stats = decide_alike("draft", do_sample=True, num_draft_tokens=4)
     assert len(sizes) <= 2 + 3 * stats.num_target_forwards, "two for the state of the generator"
     assert (stats.num_draft_forwards > 0) == (rank == 0), "the first rank drafts for all"
 
 
-@check
-def stages_of_a_pipeline(rank):
-    """Each rank has some of the layers, and all get the logits."""
-    models = parallel()
-    models["staged target"] = AutoModelForCausalLM.from_pretrained(
-        saved("target"), distributed_config=DistributedConfig(pp_size=2)
-    )
-    plain = models["target"].generate(**tiny.prompts(3), do_sample=False, **SETTINGS)
-    given = tiny.prompts(3) | {"draft_model": models["draft"], "num_draft_tokens": 4}
-    assert hs.generate(models["staged target"], **given, do_sample=False, **SETTINGS).tolist() == plain.tolist()
-    with pytest.raises(ValueError, match="`assistant_early_exit` drafts with parts of the target"):
-        hs.generate(models["staged target"], **tiny.prompts(1), assistant_early_exit=1, **SETTINGS)
-    out = hs.generate(models["staged target"], **given, do_sample=True, **SETTINGS)
-    one, other = from_both(out.tolist())
-    assert one == other
-
-
 # ---------------------------------------------------------------------------------------------- sharded
-
-
-def sharded() -> dict:
-    """A target and a draft, whole and sharded by FSDP2."""
-    if "sharded target" not in MODELS:
-        parallel()
-        for name in ("target", "draft"):
-            MODELS[f"sharded {name}"] = fully_sharded(MODELS[name])
-    return MODELS
-
-
-def fully_sharded(model):
-    twin = copy.deepcopy(model)
-    for layer in twin.model.layers:
-        fully_shard(layer)
-    return fully_shard(twin)
 
 
 def unequal(rank: int, fewest: int = 4) -> dict:
@@ -326,18 +247,17 @@ def unequal(rank: int, fewest: int = 4) -> dict:
     return tiny.prompts(1 + 2 * rank, seed=rank) | {"max_new_tokens": (fewest, 16)[rank], "pad_token_id": 0}
 
 
-def is_plain(rank: int, draft, target="sharded target", fewest: int = 4, **settings) -> None:
+def is_plain(rank: int, draft, fewest: int = 4, **settings) -> None:
     """One call on both ranks gives what the whole model gives on each."""
-    models = sharded()
     torch.manual_seed(rank)
-    plain = models["target"].generate(**unequal(rank, fewest), **settings)
+    plain = MODELS["target"].generate(**unequal(rank, fewest), **settings)
     torch.manual_seed(rank)
-    given = {"draft_model": models[draft]} if draft else {"prompt_lookup_num_tokens": 3}
+    given = {"draft_model": MODELS[draft]} if draft else {"prompt_lookup_num_tokens": 3}
     own = {"reproducible": True} if settings.get("do_sample") else {}
     if draft:
         own["speculative_config"] = hs.SpeculativeConfig(schedule=Adaptive(4, costs=Costs(0.05, 0.05)))
     with hs.record() as stats:
-        out = hs.generate(models[target], **unequal(rank, fewest), **given, **settings, **own)
+        out = hs.generate(MODELS["sharded target"], **unequal(rank, fewest), **given, **settings, **own)
     (one, _), (other, num_accepted) = from_both((stats.num_target_forwards, stats.num_accepted_draft_tokens))
     assert out.tolist() == plain.tolist()
     assert one < other and (num_accepted or draft is None), "the work was unequal"
@@ -353,60 +273,32 @@ def ranks_with_unequal_work(rank):
 @check
 def forwards_that_only_one_rank_needs(rank):
     """The second rank tries both models on random tokens first, as it does with a type it does not know."""
-    known = verified_types.TESTED_TYPES
-    try:
-        if rank == 1:
-            verified_types.TESTED_TYPES = ()
+    known = () if rank == 1 else verified_types.TESTED_TYPES
+    with mock.patch.object(verified_types, "TESTED_TYPES", known):
         is_plain(rank, "sharded draft", do_sample=False)
-        assert sum("ragged" in known for known in probe._deviations.values()) == 2 * rank
-    finally:
-        verified_types.TESTED_TYPES = known
+    assert sum("ragged" in deviations for deviations in probe._deviations.values()) == 2 * rank
 
 
 @check
 def windows_that_only_one_rank_has(rank):
-    models, inputs = sharded(), tiny.prompts(5, seed=3)
-    prompts = [tiny.unpadded(inputs, row)["input_ids"][0].tolist() for row in range(5)]
-    mine = prompts if rank == 1 else []
+    mine = tiny.texts(5, 7, seed=3) if rank == 1 else []
     settings = {"max_new_tokens": 9, "pad_token_id": 0, "do_sample": False}
-    for draft in ("sharded draft", None):
+    expected = [MODELS["target"].generate(torch.tensor([ids]), **settings)[0, len(ids) :].tolist() for ids in mine]
+    for draft in (MODELS["sharded draft"], None):
         found = hs.generate_batches(
-            models["sharded target"], mine, draft_model=draft and models[draft], batch_size=2, window=2, **settings
+            MODELS["sharded target"], mine, draft_model=draft, batch_size=2, window=2, **settings
         )
-        found = [completion.new_ids for completion in found]
-        expected = [
-            models["target"].generate(**tiny.unpadded(inputs, row), **settings)[0, len(ids) :].tolist()
-            for row, ids in enumerate(mine)
-        ]
-        assert found == expected
-
-
-class Broken:
-    """A streamer that fails in the middle of the text."""
-
-    num_tokens = 0
-
-    def put(self, tokens):
-        self.num_tokens += 1
-        if self.num_tokens == 4:
-            raise OSError("nobody listens any more")
-
-    def end(self):
-        pass
+        assert [completion.new_ids for completion in found] == expected
 
 
 @check
 def an_error_on_one_rank_does_not_hold_up_the_other(rank):
-    models = sharded()
-    settings = SETTINGS | {"do_sample": False, "num_draft_tokens": 2}
+    settings = SETTINGS | {"draft_model": MODELS["sharded draft"], "do_sample": False, "num_draft_tokens": 2}
+    if rank == 0:  # fails in the middle of the text
+        put = mock.Mock(side_effect=[None, None, None, OSError("nobody listens any more")])
+        settings["streamer"] = SimpleNamespace(put=put, end=lambda: None)
     try:
-        out = hs.generate(
-            models["sharded target"],
-            **tiny.prompts(1),
-            draft_model=models["sharded draft"],
-            streamer=Broken() if rank == 0 else None,
-            **settings,
-        )
+        out = hs.generate(MODELS["sharded target"], **tiny.prompts(1), **settings)
     except OSError:
         assert rank == 0
     else:
@@ -416,24 +308,16 @@ def an_error_on_one_rank_does_not_hold_up_the_other(rank):
 
 @check
 def an_encoder_decoder_model(rank):
-    torch.manual_seed(5)
-    sizes = {"d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "encoder_layers": 1, "decoder_layers": 2}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 128}
-    ids = {"decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 0, "bos_token_id": 1}
-    config = BartConfig(vocab_size=61, forced_eos_token_id=None, **sizes, **heads, **ids)
-    target = tiny._spread(BartForConditionalGeneration(config).eval())
+    target = build("seq2seq", "bart")
     draft = tiny.noisy_copy(target)
     inputs = tiny.prompts(1 + rank, seed=rank)
     settings = {"min_new_tokens": (3, 12)[rank], "max_new_tokens": (3, 12)[rank], "do_sample": False}
     plain = target.generate(**inputs, **settings)
     shared = []
     for model in (target, draft):
-        twin = copy.deepcopy(model)
-        for layer in (*twin.model.encoder.layers, *twin.model.decoder.layers):
-            fully_shard(layer)
-        shared.append(fully_shard(twin))
+        shared.append(fully_sharded(model, (*model.model.encoder.layers, *model.model.decoder.layers)))
         with torch.no_grad():  # FSDP wants the whole model to run before its encoder does
-            twin(input_ids=inputs["input_ids"], decoder_input_ids=inputs["input_ids"])
+            shared[-1](input_ids=inputs["input_ids"], decoder_input_ids=inputs["input_ids"])
     with pytest.raises(ValueError, match="encoders run once a window"):
         hs.generate_batches(shared[0], [[5, 6]], draft_model=shared[1], **SETTINGS)
     out = hs.generate(shared[0], **inputs, draft_model=shared[1], num_draft_tokens=3 + rank, **settings)
@@ -442,9 +326,10 @@ def an_encoder_decoder_model(rank):
 
 @check
 def what_is_refused_and_warned_about(rank):
-    target, draft = sharded()["sharded target"], sharded()["sharded draft"]
-    with pytest.raises(ValueError, match="`assistant_early_exit` drafts with parts of the target"):
-        hs.generate(target, **tiny.prompts(1), assistant_early_exit=1, **SETTINGS)
+    target, draft = MODELS["sharded target"], MODELS["sharded draft"]
+    for one in (target, MODELS["staged target"]):
+        with pytest.raises(ValueError, match="`assistant_early_exit` drafts with parts of the target"):
+            hs.generate(one, **tiny.prompts(1), assistant_early_exit=1, **SETTINGS)
     with pytest.raises(ValueError, match="token_healing"):
         hs.generate(target, **tiny.prompts(1), draft_model=draft, token_healing=True, **SETTINGS)
     with warnings.catch_warnings(record=True) as caught:

@@ -22,9 +22,11 @@ from hf_speculative.training.settings import Settings
 from hf_speculative.training.trainer import DraftTrainer
 from hf_speculative.types import Costs
 from tests.support import blocks, tiny
-from tests.support.costs import fix_costs
+from tests.support.execution import fix_costs
+from tests.support.plain import agrees
 
 PROMPTS = [{"prompt": ids} for ids in torch.randint(2, tiny.VOCAB, (12, 5), generator=torch.manual_seed(0)).tolist()]
+CALL = {"input_ids": torch.tensor([PROMPTS[0]["prompt"]]), "do_sample": False, "max_new_tokens": 12}
 SETTINGS = {"head": "layers:1", "steps": 4, "num_evaluations": 2, "batch_size": 4}
 SETTINGS |= {"max_new_tokens": 10, "num_draft_tokens": 3}
 
@@ -49,11 +51,7 @@ def trained(learn, tmp_path_factory):
 
 def test_the_folder_drafts(trained):
     target, result, said = trained
-    ids = torch.tensor([PROMPTS[0]["prompt"]])
-    with hs.record() as stats:
-        found = hs.generate(target, ids, draft_model=str(result.folder), do_sample=False, max_new_tokens=12)
-    assert torch.equal(found, target.generate(ids, do_sample=False, max_new_tokens=12))
-    assert stats.num_draft_tokens > 0
+    assert agrees(target, CALL, draft_model=str(result.folder)).num_draft_tokens > 0
     assert said[0].startswith("10 answers are too few")
     assert re.fullmatch(r"0\.0 million parameters learn from 10 answers\.", said[1])
     assert [sentence[:27] for sentence in said[2:]] == ["Acceptance length after ste"] * 3
@@ -68,10 +66,7 @@ def test_a_head_by_the_same_steps(learn, tmp_path):
     assert config["eagle_aux_hidden_state_layer_ids"] == [2, 3, 3] and config["fc_norm"] and config["norm_output"]
     assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
     assert result.kind == "EAGLE-3 head" and len(result.curve) == 3
-    ids = torch.tensor([PROMPTS[0]["prompt"]])
-    with hs.record() as stats:
-        found = hs.generate(target, ids, draft_model=str(tmp_path), do_sample=False, max_new_tokens=12)
-    assert torch.equal(found, target.generate(ids, do_sample=False, max_new_tokens=12)) and stats.num_draft_tokens > 0
+    assert agrees(target, CALL, draft_model=str(tmp_path)).num_draft_tokens > 0
 
 
 def test_a_head_that_is_there_is_gone_on_with(learn, tmp_path):
@@ -122,12 +117,9 @@ def test_what_is_kept_of_a_run(trained):
     best = max(point.acceptance_length["sampled"] for point in result.curve[1:])
     assert result.after.acceptance_length["sampled"] == best
     assert result.data["num_prompts"] == 10 and result.data["num_held_out"] == 2 and result.seconds > 0
-
-
-def test_arguments_of_transformers_come_first(trained):
-    state = json.loads((trained[1].folder / "checkpoints" / "checkpoint-4" / "trainer_state.json").read_text())
+    state = json.loads((result.folder / "checkpoints" / "checkpoint-4" / "trainer_state.json").read_text())
     rates = [entry["learning_rate"] for entry in state["log_history"] if "learning_rate" in entry]
-    assert rates == pytest.approx([0, 1e-3, 2e-3 / 3, 1e-3 / 3]), "linear, and no cosine"
+    assert rates == pytest.approx([0, 1e-3, 2e-3 / 3, 1e-3 / 3]), "arguments of transformers come first: no cosine"
 
 
 def test_card(trained):
@@ -260,38 +252,33 @@ def test_a_folder_without_a_run_is_not_resumed(learn, tmp_path):
 
 
 class Machine:
-    """A clock on which answers, measurements and steps take what is given."""
+    """A clock on which an answer takes 9 seconds, and what is slowed what is given."""
 
     def __init__(self, monkeypatch):
-        self.now = 0.0
+        self.now, self.part = 0.0, ""
         for module in (deadline, trainer_module):
             monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        self.watch = Watch(self.count, part=lambda name: setattr(self, "part", name))
 
-    def watch(self, answer):
-        def count(done, total):
-            self.now += answer * (self.part == "answers of the target")
+    def count(self, done, total):
+        self.now += 9.0 * (self.part == "answers of the target")
 
-        return Watch(count, part=lambda name: setattr(self, "part", name))
-
-    def slow(self, monkeypatch, owner, name, seconds):
-        method = getattr(owner, name)
-
+    def slowed(self, method, seconds):
         def slow(*args, **kwargs):
             self.now += seconds
             return method(*args, **kwargs)
 
-        monkeypatch.setattr(owner, name, slow)
+        return slow
 
 
 @pytest.mark.parametrize(("step", "measuring"), [(1.0, 2.0), (16.0, 10.0), (0.2, 30.0)])
 def test_minutes_bound_the_whole_run(step, measuring, learn, tmp_path, monkeypatch):
     machine, target = Machine(monkeypatch), tiny.llama()
-    machine.slow(monkeypatch, DraftTrainer, "training_step", step)
-    machine.slow(monkeypatch, Meter, "__call__", measuring)
+    monkeypatch.setattr(DraftTrainer, "training_step", machine.slowed(DraftTrainer.training_step, step))
+    monkeypatch.setattr(Meter, "__call__", machine.slowed(Meter.__call__, measuring))
     monkeypatch.setattr(DraftTrainer, "step_seconds", lambda *args: step)
     settings = {"steps": None, "minutes": 2.0, "num_evaluations": 8}
-    watch = machine.watch(answer=9.0)
-    result = learn(target, tmp_path, settings, watch=watch)
+    result = learn(target, tmp_path, settings, watch=machine.watch)
     assert 60 < machine.now <= 120 + step
     assert result.data["num_answers"] == 5, "48 of 120 seconds are for answers"
     assert result.after is not None and result.best_step > 0 and weights_of(tmp_path)
@@ -302,8 +289,7 @@ def test_a_run_whose_time_cut_its_answers_goes_on_with_those(learn, tmp_path, mo
     machine, target = Machine(monkeypatch), tiny.llama()
     monkeypatch.setattr(DraftTrainer, "step_seconds", lambda *args: 1.0)
     settings = {"steps": None, "minutes": 2.0, "num_evaluations": 1}
-    watch = machine.watch(answer=9.0)
-    store = {"store": tmp_path / "store"}
-    first = learn(target, tmp_path / "run", settings, watch=watch, max_steps=2, **store)
-    again = learn(target, tmp_path / "run", settings, resume=True, max_steps=4, **store)
+    store = tmp_path / "store"
+    first = learn(target, tmp_path / "run", settings, watch=machine.watch, max_steps=2, store=store)
+    again = learn(target, tmp_path / "run", settings, resume=True, max_steps=4, store=store)
     assert first.data["num_answers"] == again.data["num_answers"] == 5
