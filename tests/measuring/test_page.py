@@ -114,7 +114,7 @@ COLLECT = """doc => ({
 
 @pytest.fixture(scope="module")
 def looked(tmp_path_factory):
-    """All pages, written once and looked at in one run of the browser, which checks them."""
+    """All pages, written once and looked at in one run of the browser, which checks that they fit and can be read."""
     folder = tmp_path_factory.mktemp("pages")
     made = {"plenty": plenty(), "hostile": hostile(), "unfinished": unfinished(), "begun": begun()}
     both = [(width, scheme) for width in (browser.PHONE, browser.DESKTOP) for scheme in ("light", "dark")]
@@ -129,11 +129,6 @@ def looked(tmp_path_factory):
 
 def of(looked, name):
     return looked[1][name][0]
-
-
-def test_pages_fit_and_can_be_read(looked):
-    """Which `browser.look` checks."""
-    assert all(len(view.notes) > 5 for name in ("plenty", "hostile") for view in looked[1][name])
 
 
 def test_the_figures_are_the_evaluation_s(looked):
