@@ -271,4 +271,4 @@ def _scored(task: Task, evaluation: Evaluation) -> dict[str, dict[str, float | N
 def _dataset(dataset, split: str | None, config: str | None, limit: int | None) -> dict[str, Any]:
     named = getattr(getattr(dataset, "info", None), "dataset_name", None)
     name = str(dataset) if isinstance(dataset, (str, Path)) else named
-    return {"name": name or "rows", "config": config, "split": split, "limit": limit}
+    return {"name": name or "the prompts", "config": config, "split": split, "limit": limit}
