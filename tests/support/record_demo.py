@@ -15,9 +15,9 @@ PICTURE = Path(__file__).parents[2] / "docs" / "assets" / "demo.svg"
 
 
 def record(width: int = 120) -> str:
-    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, highlight=False)
+    console = Console(record=True, width=width, file=io.StringIO(), highlight=False)
     quiet_transformers()
-    demo.show(console, demo.stage())
+    demo.show(console, demo.load(), num_tokens=72, repeats=3)
     return svg(console, "hf-speculative generate --demo")
 
 

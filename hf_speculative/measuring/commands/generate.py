@@ -179,7 +179,6 @@ def _show_demo(context: typer.Context, settings: Options, out: Console, err: Con
     with ends_at_once(), err.status("importing torch and transformers"):
         from . import demo
     quiet_transformers()
-    num_tokens = settings.max_new_tokens if "max_new_tokens" in given else demo.NUM_TOKENS
     with ends_at_once(), err.status("loading the models"):
-        stage = demo.stage()
-    demo.show(out, stage, num_tokens, settings.repeats or demo.REPEATS)
+        loaded = demo.load()
+    demo.show(out, loaded, settings.max_new_tokens, settings.repeats or ENOUGH)
