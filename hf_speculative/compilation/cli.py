@@ -3,7 +3,6 @@
 import time
 from dataclasses import dataclass
 
-import typer
 from rich.console import Console
 from rich.text import Text
 
