@@ -7,17 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
-from ..command.arguments import (
-    Machine,
-    check_models,
-    load_pair,
-    loadable,
-    naming,
-    option,
-    target_option,
-    with_drafting_options,
-)
+from ..command.arguments import Machine, option, target_option, with_drafting_options
+from ..command.checks import check_models, naming
 from ..command.interrupts import ends_at_once
+from ..command.loading import load_pair, loadable
 from ..command.settings import setting, with_settings
 from ..command.terminal import quiet_transformers, warn_of_host
 

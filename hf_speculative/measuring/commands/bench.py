@@ -12,17 +12,10 @@ import typer
 from rich.console import Console
 
 from ...call.option_table import DRAFTS, checked
-from ...command.arguments import (
-    Machine,
-    check_models,
-    check_outputs,
-    load_pair,
-    numbers,
-    option,
-    raw_setting,
-    target_option,
-)
+from ...command.arguments import Machine, option, raw_setting, target_option
+from ...command.checks import check_models, check_outputs, numbers
 from ...command.interrupts import STOPPED, ends_at_once
+from ...command.loading import load_pair
 from ...command.settings import setting, with_settings
 from ...command.terminal import quiet_transformers
 from ...reports import files

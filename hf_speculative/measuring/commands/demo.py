@@ -77,11 +77,11 @@ def show(console: Console, loaded: Loaded, num_tokens: int, repeats: int) -> Non
     introduction, target, draft, tokenizer = loaded
     console.print(f"{introduction}\n{MEANING}")
     is_chat = speaks_chat(tokenizer)
-    options = {"max_new_tokens": num_tokens} | ({} if is_chat else {"repetition_penalty": PENALTY})
+    options: dict[str, Any] = {} if is_chat else {"repetition_penalty": PENALTY}
     pairs: list[tuple[list[Piece], list[Piece]]] = []
     for number, (title, question, code, setting) in enumerate(SCENES, start=1):
-        sampling = {"top_p": 0.9} if setting.temperature else {}
-        texts = Texts(target, {"draft": NamedDraft(draft)}, tokenizer, setting, **options, **sampling)
+        kwargs = options | ({"top_p": 0.9} if setting.temperature else {})
+        texts = Texts(target, {"draft": NamedDraft(draft)}, tokenizer, setting, max_new_tokens=num_tokens, **kwargs)
         prompt = question if is_chat else code
         # few frames: they take time from what is measured
         with console.status(f"text {number} of {len(SCENES)}: decoding both ways", refresh_per_second=2):

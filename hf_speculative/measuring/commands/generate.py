@@ -13,17 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ...call.option_table import DRAFTS, ROWS
-from ...command.arguments import (
-    GRAMMAR,
-    ExactMachine,
-    check_models,
-    load_pair,
-    option,
-    raw_setting,
-    target_option,
-    with_drafting_options,
-)
+from ...command.arguments import GRAMMAR, ExactMachine, option, raw_setting, target_option, with_drafting_options
+from ...command.checks import check_models
 from ...command.interrupts import STOPPED, ends_at_once
+from ...command.loading import load_pair
 from ...command.prompts import built_in_prompts
 from ...command.settings import setting, with_settings
 from ...command.terminal import quiet_transformers
