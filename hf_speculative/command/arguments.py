@@ -116,9 +116,7 @@ class Reading:
 
     field: str = setting("prompt", "The column with the prompts: texts, or lists of chat messages.", panel=DATA)
     template: str | None = setting(None, "A Jinja template instead of --field: $'Q: {{ question }}\\nA:'.", panel=DATA)
-    split: str | None = setting(
-        None, "Which split of the data set, such as test. Needed if there are several.", panel=DATA
-    )
+    split: str | None = setting(None, "Which split of the data set. Needed if there are several.", panel=DATA)
     config: str | None = setting(None, "Which configuration on the Hub. Needed if there are several.", panel=DATA)
     limit: int | None = setting(None, "The number of rows to use, from the first.", least=1, panel=DATA)
     raw: bool = raw_setting(DATA)
