@@ -103,7 +103,8 @@ class Decoder:
                 counts, decoded = None, self._without_us(setting, call)
                 rows = list(map(self._plain_row, indices, decoded.new_ids, prompts))
                 for row in rows:
-                    row.seconds = decoded.seconds_until(len(row.new_ids))
+                    num_new = len(row.new_ids)
+                    row.seconds = next((at for num, at in decoded.steps if num >= num_new), decoded.seconds)
         passes = None if setting.rival is None else decoded.num_target_passes
         return Call(
             setting.name,
