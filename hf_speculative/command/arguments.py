@@ -1,25 +1,15 @@
-"""Options that commands share: checking, loading, explaining them. Importing this imports nothing heavy."""
+"""Options that commands share. Importing this imports nothing heavy."""
 
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-from ..call.option_table import BITWISE, DRAFTING, DRAFTS, ROWS, checked
-from ..names import EXAMPLES, check_name, place_of
-from ..reports.files import check_output
+from ..call.option_table import BITWISE, DRAFTING, ROWS, checked
 from .settings import About, check_ranges, parameter, setting, with_options
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-T = TypeVar("T")
-#: how files of prompts are called
-DATA_FILES = (".jsonl", ".json", ".txt", ".csv", ".tsv", ".parquet", ".gz", ".arrow")
 #: what `--dtype` takes: names in torch
 DTYPES = ("float32", "bfloat16", "float16")
 #: the heading of options about data sets
@@ -126,9 +116,7 @@ class Reading:
 
     field: str = setting("prompt", "The column with the prompts: texts, or lists of chat messages.", panel=DATA)
     template: str | None = setting(None, "A Jinja template instead of --field: $'Q: {{ question }}\\nA:'.", panel=DATA)
-    split: str | None = setting(
-        None, "Which split of the data set, such as test. Needed if there are several.", panel=DATA
-    )
+    split: str | None = setting(None, "Which split of the data set. Needed if there are several.", panel=DATA)
     config: str | None = setting(None, "Which configuration on the Hub. Needed if there are several.", panel=DATA)
     limit: int | None = setting(None, "The number of rows to use, from the first.", least=1, panel=DATA)
     raw: bool = raw_setting(DATA)
@@ -148,146 +136,6 @@ class Reading:
     def given(self) -> list[str]:
         """The options that were given."""
         return [f"--{one.name}" for one in fields(self) if getattr(self, one.name) != one.default]
-
-
-def check_outputs(**paths: Path | None) -> None:
-    """Raises if a file cannot be written where an option says, so that a typo does not cost what was measured."""
-    for option, path in paths.items():
-        if path is not None:
-            check_output(f"--{option}", path)
-
-
-def check_models(**names: str | list[str] | None) -> None:
-    """Refuse, before torch is imported, names of models that are no folders and no repositories."""
-    for option, value in names.items():
-        for name in value if isinstance(value, list) else [value]:
-            if name is not None:
-                shown = option if option.isupper() else f"--{option.replace('_', '-')}"
-                model = DRAFTS.split(checked("draft_model", name))[0] if option == "draft_model" else name
-                with naming(shown, name):
-                    if model is not None:
-                        check_name(place_of(model))
-
-
-def check_file(option: str, path: str | Path | None) -> None:
-    """Refuse, before torch is imported, a file that is not there."""
-    if path is not None and not Path(path).exists():
-        raise ValueError(f"{option} {path}: there is no such file.")
-
-
-def check_data(option: str, name: str) -> None:
-    """Refuse, before torch is imported, a data set that is named like a file where there is none; others may be on the Hub."""
-    path = Path(name)
-    if path.is_absolute() or name.startswith((".", "~")) or path.suffix.lower() in DATA_FILES:
-        check_file(option, path)
-
-
-def numbers(option: str, text: str, kind: Callable[[str], T], also: str = "") -> list[T]:
-    """A list written with commas; `also` is what a number may be besides."""
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ValueError(f"{option} {text}: give a number{also}, or several with commas between them.") from error
-
-
-@contextmanager
-def naming(option: str, name: str) -> Iterator[None]:
-    """An error of loading names the option that asked for it."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{option} {name} cannot be loaded. {error}") from error
-
-
-def loadable(name: str) -> str:
-    """The folder or repository that a name stands for: of an embedded model, of an example, or itself."""
-    if name not in EXAMPLES or Path(name).exists():
-        return place_of(name)
-    from ..embedded.examples import place_of_example
-
-    return place_of_example(name)
-
-
-def load_named(option: str, name: str, machine: Machine) -> "PreTrainedModel":
-    """The model that an option names."""
-    import torch
-
-    from ..models.loading import load_model
-
-    with naming(option, name):
-        dtype = getattr(torch, machine.dtype) if machine.dtype else "auto"
-        return load_model(loadable(name), dtype=dtype).to(machine.place())
-
-
-def load_embedded(
-    machine: Machine, head: bool = False
-) -> "tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]":
-    """The embedded target, its draft model or draft head, and their tokenizer."""
-    import torch
-
-    from ..embedded import embedded_pair
-
-    place = machine.place()
-    target, draft, tokenizer = embedded_pair(getattr(torch, machine.dtype or "float32"), head)
-    return target.to(place), draft.to(place), tokenizer
-
-
-def _tables(option: str, name: str) -> Any:
-    """The source of drafts by the tables in a folder; `None` where it holds none."""
-    from ..drafting.tables import Tables, TablesSource, holds_tables
-
-    place = Path(place_of(name))
-    with naming(option, name):
-        return TablesSource(Tables.load(place)) if holds_tables(place) else None
-
-
-def load_target(option: str, name: str, machine: Machine) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """The same with its tokenizer."""
-    from transformers import AutoTokenizer
-
-    target = load_named(option, name, machine)
-    with naming(option, name):
-        return target, AutoTokenizer.from_pretrained(loadable(name), trust_remote_code=False)
-
-
-def load_pair(
-    model: str | None,
-    draft_model: str | None,
-    machine: Machine,
-    options: tuple[str, str] = ("MODEL", "--draft-model"),
-    needs_draft: bool = False,
-    head: bool = False,
-) -> "tuple[PreTrainedModel, Any, PreTrainedTokenizerBase, PreTrainedTokenizerBase | None]":
-    """What the options of a command for two models name; without models, the embedded pair.
-
-    Args:
-        options: what the command calls the first two.
-        needs_draft: a target alone is not enough.
-        head: of the embedded pair, the draft head instead of the draft model.
-
-    Returns:
-        The target; the draft as `generate` takes it, a model, methods that need none, or both; the target's tokenizer; the
-        draft's, where it differs.
-
-    Raises:
-        ValueError: one model without the other, one that cannot be loaded, or a device that is not there.
-    """
-    from transformers import PreTrainedModel
-
-    from ..tokenizers.loading import tokenizer_of_draft
-
-    named, methods = (None, None) if draft_model is None else DRAFTS.split(checked("draft_model", draft_model))
-    if (model is None) != (named is None) and (needs_draft or model is None) and methods is None:
-        raise ValueError(f"{' and '.join(options)} go together: give both, or none for the embedded pair.")
-    if model is None:
-        target, draft, tokenizer = load_embedded(machine, head)
-        return target, methods or draft, tokenizer, None
-    target, tokenizer = load_target(options[0], model, machine)
-    if named is None:
-        return target, methods, tokenizer, None
-    draft = _tables(options[1], named) or load_named(options[1], named, machine)
-    other = tokenizer_of_draft(loadable(named), tokenizer) if isinstance(draft, PreTrainedModel) else None
-    return target, draft if methods is None else (draft, methods), tokenizer, other
 
 
 def help_of(command: Callable) -> str:

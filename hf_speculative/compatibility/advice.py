@@ -28,11 +28,6 @@ class Advice:
     parameters: dict[str, int]
     examination: Examination | None = None
 
-    @property
-    def batch_sizes(self) -> list[int]:
-        """How many texts were written side by side."""
-        return list(self.evaluations)
-
     def recommendation(self, decoding: str, batch_size: int = 1) -> Recommendation | None:
         """Which source to use; `None` where none could be measured."""
         evaluation, samples = self.evaluations[batch_size], DECODINGS[decoding]
@@ -51,34 +46,33 @@ class Advice:
     @property
     def is_worth_it(self) -> bool | None:
         """So at some batch size."""
-        answers = [self.pays_at(size) for size in self.batch_sizes]
+        answers = [self.pays_at(size) for size in self.evaluations]
         return True if True in answers else None if None in answers else False
 
     @property
     def verdict(self) -> str:
         """The advice in a few sentences: worth it or not, and with what."""
-        told = [self._about(decoding, size) for size in self.batch_sizes for decoding in DECODINGS]
+        told = [self._about(decoding, size) for size in self.evaluations for decoding in DECODINGS]
         about_head = [] if self.examination is None else [self.examination.verdict]
         return " ".join([self._answer(), *told, *about_head])
 
     def _answer(self) -> str:
-        answers = {size: self.pays_at(size) for size in self.batch_sizes}
+        answers = {size: self.pays_at(size) for size in self.evaluations}
         if len({*answers.values()}) == 1:
             whole = {True: "Worth it.", False: "Not worth it: decode plainly.", None: "Too close to tell."}
-            return whole[answers[self.batch_sizes[0]]]
+            return whole[self.is_worth_it]
         said = {True: "worth it", False: "not worth it", None: "too close to tell"}
         return ", ".join(f"{said[answer]} at batch {size}" for size, answer in answers.items()).capitalize() + "."
 
     def _about(self, decoding: str, batch_size: int) -> str:
-        found, size = self.recommendation(decoding, batch_size), f" at batch {batch_size}"
-        told = self._why_unknown(decoding, batch_size) if found is None else found.advice
-        return f"{decoding.capitalize()}{size if len(self.batch_sizes) > 1 else ''}: {told}"
-
-    def _why_unknown(self, decoding: str, batch_size: int) -> str:
         evaluation, samples = self.evaluations[batch_size], DECODINGS[decoding]
-        if any(evaluation.is_too_short(s) for s in evaluation.settings if bool(s.temperature) == samples):
-            return f"fewer than {FEWEST_TOKENS} tokens of each source tell nothing: give more `seconds`."
-        return "no source could be measured."
+        size = f" at batch {batch_size}" if len(self.evaluations) > 1 else ""
+        told = "no source could be measured."
+        if (found := self.recommendation(decoding, batch_size)) is not None:
+            told = found.advice
+        elif any(evaluation.is_too_short(s) for s in evaluation.settings if bool(s.temperature) == samples):
+            told = f"fewer than {FEWEST_TOKENS} tokens of each source tell nothing: give more `seconds`."
+        return f"{decoding.capitalize()}{size}: {told}"
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""

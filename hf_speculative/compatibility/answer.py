@@ -213,7 +213,7 @@ def ids_of_prompts(
     if prompts is None:
         if tokenizer is None:
             raise ValueError(
-                "`measure=True` writes texts without a known tokenizer: give `tokenizer=`, or `prompts=` of ids."
+                "`measure=True` has no tokenizer to write texts by: give `tokenizer=`, or `prompts=` of ids."
             )
         prompts = built_in_prompts(speaks_chat(tokenizer) and not raw)
     check_prompts(prompts)

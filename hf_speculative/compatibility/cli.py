@@ -11,20 +11,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.text import Text
 
-from ..command.arguments import (
-    GRAMMAR,
-    ExactMachine,
-    Machine,
-    check_file,
-    check_models,
-    load_pair,
-    load_target,
-    numbers,
-    option,
-    raw_setting,
-    target_option,
-)
+from ..command.arguments import GRAMMAR, ExactMachine, Machine, option, raw_setting, target_option
+from ..command.checks import check_file, check_models, numbers
 from ..command.interrupts import ends_at_once
+from ..command.loading import load_pair, load_target
 from ..command.settings import setting, with_settings
 from ..command.terminal import quiet_transformers
 from .defaults import BATCH_SIZES, SECONDS

@@ -79,7 +79,9 @@ def short_evaluation(
         raw: prompts are no messages, so that texts end at the generation config's end tokens alone.
         grammar: that all texts keep to, as in `generate`.
     """
-    compared, batches, start = with_baselines(settings), _batches(prompts, batch_size), time.perf_counter()
+    compared, start = with_baselines(settings), time.perf_counter()
+    firsts = range(0, batch_size * MOST_BATCHES, batch_size)
+    batches = [[prompts[i % len(prompts)] for i in range(first, first + batch_size)] for first in firsts]
     ends = chat_keywords(target, tokenizer, raw) | ({} if grammar is None else {"grammar": grammar})
 
     def decoder_of(named: Mapping[str, NamedDraft], num_tokens: int) -> Decoder:
@@ -102,11 +104,6 @@ def short_evaluation(
         if now + (now - before) > start + seconds:
             break
     return Evaluation(journal)
-
-
-def _batches(prompts: list[list[int]], size: int) -> list[list[list[int]]]:
-    firsts = range(0, size * MOST_BATCHES, size)
-    return [[prompts[i % len(prompts)] for i in range(first, first + size)] for first in firsts]
 
 
 def _length(decoder: Decoder, ids: list[list[int]], seconds: float) -> int:

@@ -1,15 +1,15 @@
 """`hf-speculative compile`. Importing it imports nothing heavy."""
 
-import json
 import time
 from dataclasses import dataclass
 
-import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..command.arguments import DTYPES, Machine, check_models, load_pair, option, target_option
+from ..command.arguments import DTYPES, Machine, option, target_option
+from ..command.checks import check_models
 from ..command.interrupts import ends_at_once
+from ..command.loading import load_pair
 from ..command.settings import check_ranges, setting, with_settings
 from ..command.terminal import quiet_transformers
 
@@ -21,7 +21,6 @@ class Options:
     model: str | None = target_option("Target, the model whose text you want")
     draft_model: str | None = option("draft_model", also="A Hub name or folder.")
     dtype: str = setting("", "Number format of the weights; by default as they are stored.", choices=DTYPES)
-    json: bool = setting(False, "Print what was made as JSON.")
 
     def __post_init__(self):
         check_ranges(self)
@@ -58,7 +57,6 @@ def compile_command(settings: Options) -> None:
         target, draft, *_ = load_pair(
             settings.model, settings.draft_model, machine, names, needs_draft=settings.model is None
         )
-    made = []
     for role, one, recorded in _passes(target, draft):
         pack(one, Execution(packs=True, compile=True))
         is_there, start = artifacts.files_of(one, recorded).are_there, time.perf_counter()
@@ -66,21 +64,15 @@ def compile_command(settings: Options) -> None:
             if reason := eager_reason(one):
                 raise artifacts.CannotCompile(f"it {reason}")
             with ends_at_once():
-                files = list(map(str, artifacts.make(one, recorded)))
+                files = artifacts.make(one, recorded)
         except artifacts.CannotCompile as error:
             raise ValueError(f"the passes of the {role} cannot be compiled: {error}") from error
-        seconds, num_packed = time.perf_counter() - start, len(packed_of(one))
-        made.append(
-            {"role": role, "files": files, "packed": num_packed, "was_there": is_there, "seconds": round(seconds, 1)}
-        )
-        if not settings.json:
-            done = "was there already" if is_there else f"made in {seconds:.0f} s"
-            states = f", giving the states of layers {', '.join(map(str, recorded))} to the head" * bool(recorded)
-            on_packed = f", {num_packed} linear layers packed" * bool(num_packed)
-            line = f"{role}: {done}{states}{on_packed}: {', '.join(files)}"
-            Console(highlight=False).print(Text(line), soft_wrap=True)
-    if settings.json:
-        typer.echo(json.dumps(made))
+        num_packed = len(packed_of(one))
+        done = "was there already" if is_there else f"made in {time.perf_counter() - start:.0f} s"
+        states = f", giving the states of layers {', '.join(map(str, recorded))} to the head" * bool(recorded)
+        on_packed = f", {num_packed} linear layers packed" * bool(num_packed)
+        line = f"{role}: {done}{states}{on_packed}: {', '.join(map(str, files))}"
+        Console(highlight=False).print(Text(line), soft_wrap=True)
 
 
 def _passes(target, draft) -> list[tuple]:

@@ -54,9 +54,8 @@ def choose_draft(evaluations: Mapping[str, Evaluation], draft_model: str | None)
     if draft_model is None:
         raise ValueError(f"several drafts were evaluated, {', '.join(names)}: choose one by `draft_model`.")
     if draft_model not in names:
-        raise ValueError(
-            f"`draft_model={draft_model!r}` is none of the drafts evaluated, {', '.join(names) or 'none'}."
-        )
+        known = ", ".join(names) or "none"
+        raise ValueError(f"`draft_model={draft_model!r}` is none of the drafts evaluated, {known}.")
     return draft_model
 
 

@@ -141,9 +141,8 @@ def save_pretrained(
         config = config.over(theirs)
     left_out = (*TOKENIZERS, "allow_lossy", "optimize")
     values = {name: value for name, value in vars(config).items() if name not in left_out}
-    written: dict[str, Any] = {
-        name: value for name, value in values.items() if name in SETTINGS and isinstance(value, (str, int, float))
-    }
+    settable = ((name, value) for name, value in values.items() if name in SETTINGS)
+    written = {name: value for name, value in settable if isinstance(value, (str, int, float))}
     held = [name for name, value in values.items() if value is not None and name not in written]
     if held:
         names = ", ".join(f"`{name}`" for name in held)

@@ -77,7 +77,7 @@ class Pairing:
                 raise ValueError(f"`{name}={source!r}` is neither a subfolder (./draft) nor on the Hub (org/name).")
         if self.draft_revision is not None and (self.model is None or is_inside(self.model)):
             raise ValueError(
-                f"`draft_revision={self.draft_revision!r}` has no effect without a `draft_model` given by name: leave it out."
+                f"`draft_revision={self.draft_revision!r}` is of no `draft_model` given by name: leave it out."
             )
 
     @property

@@ -37,10 +37,6 @@ class Decoded:
     num_target_passes: int = 0
     steps: list[tuple[int, float]] = field(default_factory=list)
 
-    def seconds_until(self, num_tokens: int) -> float:
-        """The time at which a row had `num_tokens` new tokens."""
-        return next((seconds for num, seconds in self.steps if num >= num_tokens), self.seconds)
-
 
 def timed_generate(
     generate: Callable[..., Tensor],

@@ -80,7 +80,8 @@ class Texts:
         for setting in (self.setting.baseline, self.setting):
             self.decoder.warm_up(setting, [ids])
         pieces, arrivals = Pieces(self.decode, before=ids), self.decoder.plain_arrivals(self.setting, ids)
-        plain = [Piece(seconds, pieces.add(token, False), False) for token, seconds in arrivals]
+        last = len(arrivals) - 1
+        plain = [Piece(seconds, pieces.add(token, i == last), False) for i, (token, seconds) in enumerate(arrivals)]
         start = time.perf_counter()
         return plain, [Piece(time.perf_counter() - start, *piece) for piece in self.stream(prompt)]
 

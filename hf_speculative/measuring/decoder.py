@@ -103,7 +103,8 @@ class Decoder:
                 counts, decoded = None, self._without_us(setting, call)
                 rows = list(map(self._plain_row, indices, decoded.new_ids, prompts))
                 for row in rows:
-                    row.seconds = decoded.seconds_until(len(row.new_ids))
+                    num_new = len(row.new_ids)
+                    row.seconds = next((at for num, at in decoded.steps if num >= num_new), decoded.seconds)
         passes = None if setting.rival is None else decoded.num_target_passes
         return Call(
             setting.name,
@@ -118,7 +119,9 @@ class Decoder:
         )
 
     def _without_us(self, setting: Setting, call: dict[str, Any]) -> Decoded:
-        criteria = [*(call.get("stopping_criteria") or ()), *self._stop_strings()]
+        stops = self._given("stop_strings")
+        of_strings = [] if stops is None else [StopStringCriteria(self.tokenizer, stops)]
+        criteria = [*(call.get("stopping_criteria") or ()), *of_strings]
         call |= {"stopping_criteria": criteria, "stop_strings": None}
         if setting.rival is not None:
             return self.rivals[setting.rival].decode(call)
@@ -192,10 +195,6 @@ class Decoder:
         kinds = {"logits_processor": LogitsProcessorList, "stopping_criteria": StoppingCriteriaList}
         given = {name: kind(clone(list(self.kwargs[name]))) for name, kind in kinds.items() if self.kwargs.get(name)}
         return self.kwargs | given
-
-    def _stop_strings(self) -> list[StopStringCriteria]:
-        found = self._given("stop_strings")
-        return [] if found is None else [StopStringCriteria(self.tokenizer, found)]
 
     def _given(self, name: str) -> Any:
         return setting_of(self.target, self.kwargs, name)

@@ -219,9 +219,7 @@ class Journal:
                 else:
                     journal.add(Call.from_dict(values) if kind == "call" else KINDS[kind](**values))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path} is not the file of an evaluation, which `--results` names: name another."
-            ) from error
+            raise ValueError(f"{path} is not the file of an evaluation: name one that `--results` wrote.") from error
         if version != FORMAT:
             raise ValueError(
                 f"{path} was written by another version of hf_speculative, in format {version}, and this one reads {FORMAT}: "

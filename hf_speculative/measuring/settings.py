@@ -120,17 +120,13 @@ class Setting:
         return {**self.options, **corpus}
 
     @property
-    def further_options(self) -> str:
-        """Options beside source and length, each after a comma."""
-        named = (self.argument, "num_draft_tokens")
-        return "".join(f", {name}={value}" for name, value in self.shown_options.items() if name not in named)
-
-    @property
     def label(self) -> str:
         """Its name among settings of the same temperature."""
         if self.is_plain:
             return "plain"
-        return ", ".join(filter(None, (self.drafter, self.length))) + self.further_options
+        named = (self.argument, "num_draft_tokens")
+        others = (f"{name}={value}" for name, value in self.shown_options.items() if name not in named)
+        return ", ".join(filter(None, (self.drafter, self.length, *others)))
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..command.arguments import DATA_FILES
+from ..command.checks import DATA_FILES
 from .journal import BadRow
 from .rows import read_rows, reader
 

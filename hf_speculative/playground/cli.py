@@ -8,8 +8,10 @@ from typing import Any
 from rich.console import Console
 
 from ..call.option_table import DRAFTS
-from ..command.arguments import Machine, check_models, load_pair, option, raw_setting, target_option
+from ..command.arguments import Machine, option, raw_setting, target_option
+from ..command.checks import check_models
 from ..command.interrupts import ends_at_once
+from ..command.loading import load_pair
 from ..command.prompts import built_in_prompts
 from ..command.settings import setting, with_settings
 from ..command.terminal import quiet_transformers, warn_of_host

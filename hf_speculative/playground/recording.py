@@ -133,7 +133,8 @@ class Recorder(Rule):
             left = None
             if q is not None and self.name in RESIDUAL:
                 share = 1.0 if self.name == "token" or i == 0 else guesses[i - 1].chance or 0.0
-                left = _normalised(share * target[i, : len(q)] - q)
+                left = (share * target[i, : len(q)] - q).clamp(min=0)
+                left = left / left.sum() if left.sum() > 0 else None
             told = [guesses[n].token for n in here] + ([] if token is None else [token])
             places.append(_place(here, token, told, target[i], q, left))
         start = sum(len(before.tokens) for before in self.rounds)
@@ -148,12 +149,6 @@ class Recorder(Rule):
         if draft.probs is not None:
             return draft.probs[0]
         return torch.cat(scores).softmax(-1) if scores else None
-
-
-def _normalised(weights: Tensor) -> Tensor | None:
-    weights = weights.clamp(min=0)
-    total = weights.sum()
-    return weights / total if total > 0 else None
 
 
 def _guesses(draft: Draft, verdict: Verdict, num_guesses: int, kept: list[int]) -> list[Guess]:

@@ -79,11 +79,6 @@ class Settings:
         is_drawn = self.method == DRAFT_MODEL and not self.is_greedy and self.judge != REPRODUCIBLE
         return self.judge if is_drawn else "sampled"
 
-    @property
-    def has_to_agree(self) -> bool:
-        """Both texts have to be the same, token for token."""
-        return self.is_greedy or self.judge == REPRODUCIBLE
-
     def keywords(self, models: Models) -> dict[str, Any]:
         """Of plain and speculative `generate` alike."""
         tokenizer = models.tokenizer
@@ -197,10 +192,8 @@ def run(models: Models, settings: Settings, prompt: str, as_chat: bool = False) 
     keywords = {"input_ids": given, "attention_mask": torch.ones_like(given)} | settings.keywords(models)
     keywords |= chat.chat_keywords(target, tokenizer, raw)
     drafting, recorder = settings.drafting(models)
-    ways = (
-        stepwise(generate, model=target, **keywords, draft_model=None),
-        generate_rounds(target, **keywords, **drafting),
-    )
+    plainly = stepwise(generate, model=target, **keywords, draft_model=None)
+    ways = (plainly, generate_rounds(target, **keywords, **drafting))
     devices = range(torch.cuda.device_count()) if target.device.type == "cuda" else []
     decode = partial(tokenizer.decode, skip_special_tokens=as_chat)
     plain, own = (Column(Pieces(decode, before=ids)) for _ in ways)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ..reports.formats import number, percent, plural
 from .recording import Place, RoundRecord
-from .runs import Run
+from .runs import REPRODUCIBLE, Run
 
 
 def token_name(text: str) -> str:
@@ -36,9 +36,7 @@ def why(record: RoundRecord, index: int, name: Callable[[int], str]) -> str:
         return _kept(record, place, index, found)
     if not place.guesses:
         before = "Every guess was kept, so" if end else "Nothing was guessed here, and"
-        return (
-            f"{before} the target adds {found}, from its own distribution: no pass of it is without a token of its own."
-        )
+        return f"{before} the target adds {found}, from its own distribution: every pass of it brings one."
     return _refused(record, place, index, guessed, found)
 
 
@@ -91,7 +89,7 @@ def summary(run: Run) -> str:
     passes = f"{len(run.rounds)} passes of the target instead of {len(run.plain.times)}"
     if run.are_equal:
         same = "the same text"
-    elif run.settings.has_to_agree:
+    elif run.settings.is_greedy or run.settings.judge == REPRODUCIBLE:
         same = "texts that differ: in half precision a near-tie may break differently, in float32 please report it"
     else:
         same = "another text from the same distribution"

@@ -103,9 +103,7 @@ class Answer:
             text = self.token_text(token)
             return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
-        tokens = [
-            told(one.token, one.logprob) | {"top_logprobs": [told(*pair) for pair in one.top]} for one in logprobs
-        ]
+        tokens = [told(n.token, n.logprob) | {"top_logprobs": [told(*pair) for pair in n.top]} for n in logprobs]
         return {"content": tokens, "refusal": None}
 
     # ---- as a stream

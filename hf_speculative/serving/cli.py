@@ -7,17 +7,10 @@ from typing import Any
 
 from rich.console import Console
 
-from ..command.arguments import (
-    Machine,
-    check_models,
-    load_pair,
-    loadable,
-    naming,
-    option,
-    target_option,
-    with_drafting_options,
-)
+from ..command.arguments import Machine, option, target_option, with_drafting_options
+from ..command.checks import check_models, naming
 from ..command.interrupts import ends_at_once
+from ..command.loading import load_pair, loadable
 from ..command.settings import setting, with_settings
 from ..command.terminal import quiet_transformers, warn_of_host
 
@@ -38,15 +31,13 @@ class Options:
     name: str = setting("", "What clients call the model. Default: the last part of MODEL.")
     host: str = setting("localhost", "Address to listen on.", panel=SERVER)
     port: int = setting(8000, "Port to listen on.", least=0, most=65535, panel=SERVER)
-    api_key: str = setting(
-        "", "Key that clients have to show, or $HF_SPECULATIVE_API_KEY. Default: none.", panel=SERVER
-    )
+    api_key: str = setting("", "Key that clients show, or $HF_SPECULATIVE_API_KEY. Default: none.", panel=SERVER)
     allow_origin: str = setting("", "Web pages that may ask (CORS), with commas between them; * for all.", panel=SERVER)
     max_lanes: int = setting(16, "Requests that run together; others wait in order.", least=1, panel=LIMITS)
     max_waiting: int = setting(1024, "Requests that may wait; more get status 429.", least=1, panel=LIMITS)
     max_length: int | None = setting(None, "Tokens of prompt and answer. Default: the model's.", least=2, panel=LIMITS)
     max_tokens: int | None = setting(
-        None, "Tokens of an answer, at most. Default: as many as fit.", least=1, panel=LIMITS
+        None, "Tokens of an answer, at most. Default: all that fit.", least=1, panel=LIMITS
     )
     max_body: int = setting(8 * 2**20, "Bytes of a request's body.", least=1, panel=LIMITS)
     machine: Machine = field(default_factory=Machine)
@@ -121,6 +112,5 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
     warn_of_host(console, host)
     logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
     console.print(f"{name} at http://{host}:{port}/v1 (Ctrl-C ends it)")
-    uvicorn.run(
-        app, host=host, port=port, log_level="warning", http=PatientProtocol, timeout_graceful_shutdown=GRACE_SECONDS
-    )
+    how: dict[str, Any] = {"log_level": "warning", "http": PatientProtocol, "timeout_graceful_shutdown": GRACE_SECONDS}
+    uvicorn.run(app, host=host, port=port, **how)

@@ -281,9 +281,8 @@ class Engine:
             batch.grows_levels = grows_levels and all(sampler.drafts_trees for sampler in samplers)
 
         choose_shape()
-        rounds = speculate(
-            batch, target, drafter, SampledVerification(), schedule, sampler, PerRequestStopping(running)
-        )
+        rule, stopping = SampledVerification(), PerRequestStopping(running)
+        rounds = speculate(batch, target, drafter, rule, schedule, sampler, stopping)
         try:
             for round in rounds:
                 self._deliver(round, drafter)
@@ -310,9 +309,8 @@ class Engine:
         self._parked = Parked(batch, target, self.model)
 
     def _deliver(self, round: Round, drafter: Drafter) -> None:
-        rows = zip(
-            round.rows, round.tokens, round.num_drafted, round.num_accepted, round.is_cut, round.done, strict=True
-        )
+        counts = (round.num_drafted, round.num_accepted, round.is_cut)
+        rows = zip(round.rows, round.tokens, *counts, round.done, strict=True)
         for lane, (row, tokens, num_drafted, num_accepted, is_cut, is_done) in enumerate(rows):
             request = self._running[row]
             if not request.is_over:

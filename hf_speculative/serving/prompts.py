@@ -60,11 +60,9 @@ def of_messages(messages: list[Message], processor, tools: list[dict] | None, **
         raise BadRequest("this model has no chat template for messages: ask for the completion of a text.")
     reads_text_alone = isinstance(processor, PreTrainedTokenizerBase)
     turns = [_turn(message, reads_text_alone) for message in messages]
-    keywords = {"add_generation_prompt": True} | keywords
+    keywords = {"add_generation_prompt": True} | keywords | {"tokenize": True, "return_dict": True}
     try:
-        inputs = processor.apply_chat_template(
-            turns, tools=tools, tokenize=True, return_dict=True, return_tensors="pt", **keywords
-        )
+        inputs = processor.apply_chat_template(turns, tools=tools, return_tensors="pt", **keywords)
     except Exception as error:  # templates and processors raise anything
         why = str(error) if isinstance(error, (TemplateError, ValueError)) else type(error).__name__
         raise BadRequest(f"the chat template cannot be filled in: {why}", "messages") from error

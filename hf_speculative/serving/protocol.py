@@ -284,9 +284,8 @@ def parse(kind: type[Body], raw: bytes) -> Body:
             raise BadRequest(f"`{field}` is missing.", field) from None
         if first["type"] == "extra_forbidden":
             name = ".".join(str(one) for one in first["loc"])
-            raise BadRequest(
-                f"`{name}={reprlib.repr(first['input'])}` is not supported: leave it out.", field
-            ) from None
+            shown = reprlib.repr(first["input"])
+            raise BadRequest(f"`{name}={shown}` is not supported: leave it out.", field) from None
         raise BadRequest(f"`{field}={reprlib.repr(found.get(field))}`: {why}.", field) from None
 
 

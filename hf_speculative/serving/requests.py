@@ -159,6 +159,5 @@ def prepare_request(
     kwargs = with_stop_strings(model, options)
     for name, value in (media or {}).items():
         kwargs[name] = value.to(input_ids.device) if isinstance(value, Tensor) else value
-    return plain_generate_of(model)(
-        **kwargs, input_ids=input_ids, attention_mask=torch.ones_like(input_ids), custom_generate=prepared
-    )
+    kwargs |= {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+    return plain_generate_of(model)(**kwargs, custom_generate=prepared)

@@ -102,9 +102,8 @@ class Alike:
         """Compute answers for all lanes by `answer(lanes, values)`, one call for each group."""
         if len(self.groups) == 1:
             return answer(self.groups[0], values)
-        answers = [
-            torch.cat(parts) for parts in zip(*(answer(some, values[some]) for some in self.groups), strict=True)
-        ]
+        of_groups = (answer(lanes, values[lanes]) for lanes in self.groups)
+        answers = [torch.cat(parts) for parts in zip(*of_groups, strict=True)]
         return tuple(answers) if self.back is None else tuple(part[self.back] for part in answers)
 
 

@@ -8,8 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..command.arguments import DATA, Machine, Reading, check_data, check_models, load_embedded, load_target
+from ..command.arguments import DATA, Machine, Reading
+from ..command.checks import check_data, check_models
 from ..command.interrupts import STOPPED, ends_at_once
+from ..command.loading import load_embedded, load_target
 from ..command.settings import setting, with_settings
 from ..command.terminal import quiet_transformers
 from .settings import HOW, Settings

@@ -12,8 +12,6 @@ from hf_speculative.measuring.commands import demo
 from hf_speculative.measuring.comparison import Texts
 from hf_speculative.measuring.drafts import NamedDraft
 
-PAIR = embedded_pair()
-
 
 @pytest.fixture(autouse=True)
 def without_real_weights(monkeypatch):
@@ -34,8 +32,8 @@ def show(num_tokens, repeats):
 
 def test_the_command_shows_it():
     result = show("6", "2")
-    for scene in demo.CODE:
-        assert scene.title in result.output
+    for title, *_ in demo.SCENES:
+        assert title in result.output
     assert result.output.count("plain, 6 passes") == 3
     assert "SmolLM2 is not here: neither the Hub" in result.output
     text = re.sub(r"\s+", " ", result.output)
@@ -56,12 +54,12 @@ def test_a_chat_model_answers(monkeypatch):
     assert "def " in result.output and "<|im_end|>" not in result.output
 
 
-@pytest.mark.parametrize("scene", demo.CODE, ids=lambda scene: scene.title.split(",")[0])
+@pytest.mark.parametrize("scene", demo.SCENES, ids=lambda scene: scene[0].split(",")[0])
 def test_both_texts_are_the_same_and_come_in_time(scene):
-    target, draft, tokenizer = PAIR
-    drafts = {"draft": NamedDraft(draft)}
-    texts = Texts(target, drafts, tokenizer, scene.setting, max_new_tokens=24, **scene.kwargs)
-    plain, ours = texts.timelines(scene.prompt)
+    target, draft, tokenizer = embedded_pair()
+    *_, code, setting = scene
+    texts = Texts(target, {"draft": NamedDraft(draft)}, tokenizer, setting, max_new_tokens=24)
+    plain, ours = texts.timelines(code)
     assert "".join(piece.text for piece in plain) == "".join(piece.text for piece in ours)
     assert len(plain) == 24 and any(piece.is_from_draft for piece in ours) and not any(p.is_from_draft for p in plain)
     for pieces in (plain, ours):

@@ -112,9 +112,9 @@ def test_files_of_another_kind_and_none(evaluate, tmp_path):
     empty.touch()
     older.write_text('{"header": {"format": 1, "settings": [{"draft": "a"}]}}\n{"call": {}}\n')
     for path, reason in (
-        (totals, "is not the file of an evaluation, which `--results` names: name another"),
-        (prompts, "is not the file of an evaluation, which `--results` names: "),
-        (empty, "is not the file of an evaluation, which `--results` names: name another"),
+        (totals, "is not the file of an evaluation: name one that `--results` wrote"),
+        (prompts, "is not the file of an evaluation: "),
+        (empty, "is not the file of an evaluation: name one that `--results` wrote"),
         (
             older,
             f"was written by another version of hf_speculative, in format 1, and this one reads {FORMAT}: name another file",

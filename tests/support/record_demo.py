@@ -15,9 +15,9 @@ PICTURE = Path(__file__).parents[2] / "docs" / "assets" / "demo.svg"
 
 
 def record() -> str:
-    console = Console(record=True, width=120, file=io.StringIO(), force_terminal=True, highlight=False)
+    console = Console(record=True, width=120, file=io.StringIO(), highlight=False)
     quiet_transformers()
-    demo.show(console, demo.stage())
+    demo.show(console, demo.load(), num_tokens=72, repeats=3)
     text = console.export_svg(title="hf-speculative generate --demo", unique_id="demo")
     # In the reader's fonts: rich's own export would fetch one.
     text = re.sub(r"@font-face \{.*?\}|<!--.*?-->", "", text, flags=re.DOTALL)

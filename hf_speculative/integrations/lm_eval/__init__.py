@@ -86,7 +86,10 @@ class SpeculativeLM(HFLM):
         options |= {} if draft_model is None else {"draft_model": draft_model}
         if draft_tokenizer is not None:
             options |= {"tokenizer": self.tokenizer, "draft_tokenizer": draft_tokenizer}
-        self._check(options)
+        # A wrong option raises now, not after hours of likelihoods.
+        target = unwrap(self.model, "pretrained")
+        if prepare(target, as_keywords(options), *attached_to(target)) is None:
+            raise ValueError("`hf-speculative` has no source of drafts: give `draft_model=`, auto if you have none.")
         self._speculating = _Speculating(self.model, options)
         self._generates = False
         self.statistics = Statistics()
@@ -103,11 +106,11 @@ class SpeculativeLM(HFLM):
             self.statistics += statistics
         if self.rank == 0:
             own = self.statistics
-            rates = (
-                f"{own.draft_acceptance_rate:.1%} of the draft tokens accepted, {own.mean_acceptance_length:.2f} tokens"
-            )
             passes = f"{own.num_new_tokens} tokens in {own.num_target_forwards} target passes"
-            logger.info("%s, %s a speculative step (bonus token included)", passes, rates)
+            rate, length = own.draft_acceptance_rate, f"{own.mean_acceptance_length:.2f} tokens a speculative step"
+            logger.info(
+                "%s, %.1f%% of the draft tokens accepted, %s (bonus token included)", passes, 100 * rate, length
+            )
         return texts
 
     def get_model_info(self) -> dict:
@@ -123,12 +126,6 @@ class SpeculativeLM(HFLM):
             return super()._model_generate(context, max_length=max_length, stop=stop, **generation_kwargs)
         finally:
             self._generates = False
-
-    def _check(self, options: dict[str, Any]) -> None:
-        """Raises for a wrong option now, not after hours of likelihoods."""
-        target = unwrap(self.model, "pretrained")
-        if prepare(target, as_keywords(options), *attached_to(target)) is None:
-            raise ValueError("`hf-speculative` has no source of drafts: give `draft_model=`, auto if you have none.")
 
 
 class _Speculating:

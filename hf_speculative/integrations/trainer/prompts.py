@@ -36,7 +36,7 @@ def prompts_of(inputs: dict[str, Tensor], pad_token_id: int) -> dict[str, Tensor
     without = (~is_prompt.any(1)).nonzero().flatten().tolist()
     if without:
         raise ValueError(
-            f"rows {without} have no prompt: set its `labels` to {IGNORED}, or override `generation_inputs`."
+            f"rows {without} have no prompt: set its labels to {IGNORED}, or override `generation_inputs`."
         )
     width = int(is_prompt.sum(1).max())
     order = is_prompt.int().argsort(dim=1, stable=True)[:, -width:]  # prompts to the right, in their order

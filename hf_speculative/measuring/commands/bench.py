@@ -12,17 +12,10 @@ import typer
 from rich.console import Console
 
 from ...call.option_table import DRAFTS, checked
-from ...command.arguments import (
-    Machine,
-    check_models,
-    check_outputs,
-    load_pair,
-    numbers,
-    option,
-    raw_setting,
-    target_option,
-)
+from ...command.arguments import Machine, option, raw_setting, target_option
+from ...command.checks import check_models, check_outputs, numbers
 from ...command.interrupts import STOPPED, ends_at_once
+from ...command.loading import load_pair
 from ...command.settings import setting, with_settings
 from ...command.terminal import quiet_transformers
 from ...reports import files
@@ -43,7 +36,6 @@ SUITE = (
     "prompt. Repeat the option for several."
 )
 COMPARE = "A file of --json to show beside this run. Repeat the option for several. Without --suite, only show."
-OPTIMIZE = "Decode on compiled passes and packed weights, plainly too. Default: eager."
 
 
 @dataclass(frozen=True)
@@ -58,7 +50,7 @@ class Options:
     compare: list[Path] | None = setting(None, COMPARE, panel=SUITES)
     minutes: float | None = setting(None, "Time to measure: figures are of a sample.", above=0.0)
     by: str | None = setting(None, "Who measured, for a table to contribute.")
-    optimize: bool = setting(False, OPTIMIZE)
+    optimize: bool = setting(False, "Decode on compiled passes and packed weights, plainly too. Default: eager.")
     batch: str = setting("1", "Prompts decoded together: the concurrency.")
     context: str = setting("64", "Length of each prompt of built-in text, in tokens.")
     temperature: str = setting("0", "0 is greedy.")
@@ -115,10 +107,8 @@ def bench(settings: Options) -> None:
         return
     batches = numbers("--batch", settings.batch, int)
     temperatures = numbers("--temperature", settings.temperature, float)
-    lengths = [
-        n if n is None else checked("num_draft_tokens", n)
-        for n in draft_lengths("--draft-tokens", settings.draft_tokens)
-    ]
+    lengths = draft_lengths("--draft-tokens", settings.draft_tokens)
+    lengths = [n if n is None else checked("num_draft_tokens", n) for n in lengths]
     with ends_at_once(), err.status("reading the suites"):
         samples = [questions(name, settings.num_prompts) for name in settings.suite or ()]
     suites = {rows.info.dataset_name: rows for rows in samples}
@@ -182,10 +172,8 @@ def _pair(settings: Options) -> "Pair":
     from ...models.loading import load_model
     from ..bench import Pair
 
-    names = ("--model", "--draft-model")
-    target, draft, tokenizer, draft_tokenizer = load_pair(
-        settings.model, settings.draft_model, settings.machine, names, needs_draft=True
-    )
+    asked = (settings.model, settings.draft_model, settings.machine, ("--model", "--draft-model"))
+    target, draft, tokenizer, draft_tokenizer = load_pair(*asked, needs_draft=True)
     head = {} if settings.model is not None else {"head": load_model(HEAD, dtype=target.dtype).to(target.device)}
     own = {} if DRAFTS.is_method(draft) else {"draft": draft}
     return Pair(target, {**own, **head}, tokenizer, draft_tokenizer)

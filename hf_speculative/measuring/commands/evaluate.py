@@ -10,22 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ...call.option_table import DRAFTS, ROWS
-from ...command.arguments import (
-    GRAMMAR,
-    Machine,
-    Reading,
-    check_data,
-    check_models,
-    check_outputs,
-    load_embedded,
-    load_target,
-    naming,
-    numbers,
-    option,
-    target_option,
-    with_drafting_options,
-)
+from ...command.arguments import GRAMMAR, Machine, Reading, option, target_option, with_drafting_options
+from ...command.checks import check_data, check_models, check_outputs, naming, numbers
 from ...command.interrupts import STOPPED, ends_at_once
+from ...command.loading import load_embedded, load_target
 from ...command.settings import setting, with_settings
 from ...command.terminal import quiet_transformers
 from ...names import place_of

@@ -13,17 +13,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ...call.option_table import DRAFTS, ROWS
-from ...command.arguments import (
-    GRAMMAR,
-    ExactMachine,
-    check_models,
-    load_pair,
-    option,
-    raw_setting,
-    target_option,
-    with_drafting_options,
-)
+from ...command.arguments import GRAMMAR, ExactMachine, option, raw_setting, target_option, with_drafting_options
+from ...command.checks import check_models
 from ...command.interrupts import STOPPED, ends_at_once
+from ...command.loading import load_pair
 from ...command.prompts import built_in_prompts
 from ...command.settings import setting, with_settings
 from ...command.terminal import quiet_transformers
@@ -179,7 +172,6 @@ def _show_demo(context: typer.Context, settings: Options, out: Console, err: Con
     with ends_at_once(), err.status("importing torch and transformers"):
         from . import demo
     quiet_transformers()
-    num_tokens = settings.max_new_tokens if "max_new_tokens" in given else demo.NUM_TOKENS
     with ends_at_once(), err.status("loading the models"):
-        stage = demo.stage()
-    demo.show(out, stage, num_tokens, settings.repeats or demo.REPEATS)
+        loaded = demo.load()
+    demo.show(out, loaded, settings.max_new_tokens, settings.repeats or ENOUGH)

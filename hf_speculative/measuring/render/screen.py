@@ -46,9 +46,7 @@ def print_evaluation(console: Console, evaluation: Evaluation, glossary: bool = 
     _print_findings(console, {"": evaluation})
 
 
-def print_suites(
-    console: Console, runs: Sequence[suites.Run], found: Mapping[Any, Evaluation], glossary: bool = False
-) -> None:
+def print_suites(console: Console, runs: Sequence[suites.Run], found: Mapping[Any, Evaluation], glossary: bool) -> None:
     """Print the first run's tables, notes and findings, then all runs side by side.
 
     Args:
@@ -99,10 +97,8 @@ def _print_findings(console: Console, found: Mapping[Any, Evaluation]) -> None:
     for place, one in found.items():
         if not one.is_complete:
             console.print(as_text(wording.at_place(place, wording.progress(one)), "yellow"))
-        differences = [
-            f"prompt {d.index}, token {d.position}, logit gap {wording.gap(d.logit_gap)}: {d.setting}"
-            for d in one.differences
-        ]
+        where = ((d, f"prompt {d.index}, token {d.position}") for d in one.differences)
+        differences = [f"{place}, logit gap {wording.gap(d.logit_gap)}: {d.setting}" for d, place in where]
         _print_lines(console, wording.differences(one.differences), differences)
         bad_rows = [f"row {row.index}: {row.message}" for row in one.bad_rows]
         _print_lines(console, f"{plural(len(bad_rows), 'row')} could not be used:", bad_rows)

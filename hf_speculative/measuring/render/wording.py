@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ...command.arguments import DATA_FILES
+from ...command.checks import DATA_FILES
 from ...embedded import FOLDER
 from ...reports.formats import plural
 from ..journal import Difference

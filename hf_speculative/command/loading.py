@@ -1,0 +1,103 @@
+"""Load the models that options name. Importing this imports nothing heavy."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..call.option_table import DRAFTS, checked
+from ..names import EXAMPLES, place_of
+from .arguments import Machine
+from .checks import naming
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def loadable(name: str) -> str:
+    """The folder or repository that a name stands for: of an embedded model, of an example, or itself."""
+    if name not in EXAMPLES or Path(name).exists():
+        return place_of(name)
+    from ..embedded.examples import place_of_example
+
+    return place_of_example(name)
+
+
+def load_named(option: str, name: str, machine: Machine) -> "PreTrainedModel":
+    """The model that an option names."""
+    import torch
+
+    from ..models.loading import load_model
+
+    with naming(option, name):
+        dtype = getattr(torch, machine.dtype) if machine.dtype else "auto"
+        return load_model(loadable(name), dtype=dtype).to(machine.place())
+
+
+def load_embedded(
+    machine: Machine, head: bool = False
+) -> "tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]":
+    """The embedded target, its draft model or draft head, and their tokenizer."""
+    import torch
+
+    from ..embedded import embedded_pair
+
+    place = machine.place()
+    target, draft, tokenizer = embedded_pair(getattr(torch, machine.dtype or "float32"), head)
+    return target.to(place), draft.to(place), tokenizer
+
+
+def _tables(option: str, name: str) -> Any:
+    """The source of drafts by the tables in a folder; `None` where it holds none."""
+    from ..drafting.tables import Tables, TablesSource, holds_tables
+
+    place = Path(place_of(name))
+    with naming(option, name):
+        return TablesSource(Tables.load(place)) if holds_tables(place) else None
+
+
+def load_target(option: str, name: str, machine: Machine) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    """The same with its tokenizer."""
+    from transformers import AutoTokenizer
+
+    target = load_named(option, name, machine)
+    with naming(option, name):
+        return target, AutoTokenizer.from_pretrained(loadable(name), trust_remote_code=False)
+
+
+def load_pair(
+    model: str | None,
+    draft_model: str | None,
+    machine: Machine,
+    options: tuple[str, str] = ("MODEL", "--draft-model"),
+    needs_draft: bool = False,
+    head: bool = False,
+) -> "tuple[PreTrainedModel, Any, PreTrainedTokenizerBase, PreTrainedTokenizerBase | None]":
+    """What the options of a command for two models name; without models, the embedded pair.
+
+    Args:
+        options: what the command calls the first two.
+        needs_draft: a target alone is not enough.
+        head: of the embedded pair, the draft head instead of the draft model.
+
+    Returns:
+        The target; the draft as `generate` takes it, a model, methods that need none, or both; the target's tokenizer; the
+        draft's, where it differs.
+
+    Raises:
+        ValueError: one model without the other, one that cannot be loaded, or a device that is not there.
+    """
+    from transformers import PreTrainedModel
+
+    from ..tokenizers.loading import tokenizer_of_draft
+
+    named, methods = (None, None) if draft_model is None else DRAFTS.split(checked("draft_model", draft_model))
+    if (model is None) != (named is None) and (needs_draft or model is None) and methods is None:
+        raise ValueError(f"{' and '.join(options)} go together: give both, or none for the embedded pair.")
+    if model is None:
+        target, draft, tokenizer = load_embedded(machine, head)
+        return target, methods or draft, tokenizer, None
+    target, tokenizer = load_target(options[0], model, machine)
+    if named is None:
+        return target, methods, tokenizer, None
+    draft = _tables(options[1], named) or load_named(options[1], named, machine)
+    other = tokenizer_of_draft(loadable(named), tokenizer) if isinstance(draft, PreTrainedModel) else None
+    return target, draft if methods is None else (draft, methods), tokenizer, other
