@@ -95,9 +95,7 @@ class Output(Rows):
             for name in ("scores", "logits")
             if config.return_dict_in_generate and getattr(config, f"output_{name}")
         }
-        self.kept_layers: dict[str, list[list[tuple[Tensor, ...]]]] = {
-            name: [[] for _ in range(batch_size)] for name in target.keep
-        }
+        self.kept_layers: dict[str, list[list[tuple]]] = {name: [[] for _ in range(batch_size)] for name in target.keep}
 
     def follow(self, round: Round) -> None:
         for b, row in enumerate(round.rows):

@@ -21,9 +21,8 @@ RECURRENT_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 
 def is_recurrent(model: PreTrainedModel) -> bool:
     """Whether some layers have recurrent states."""
-    return not RECURRENT_TYPES.isdisjoint(
-        getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
-    )
+    kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
+    return not RECURRENT_TYPES.isdisjoint(kinds)
 
 
 class AttentionLayers:

@@ -118,7 +118,7 @@ def test_passes_that_cannot_be_captured_run_eagerly_and_say_why(target, draft, r
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(Recorded, "__call__", refuse)
-    with pytest.warns(UserWarning, match="LlamaForCausalLM cannot be captured and run eagerly in this call: operation"):
+    with pytest.warns(UserWarning, match="LlamaForCausalLM cannot be captured and run eagerly: operation"):
         unequal(target, draft)
     for model in (target, draft):
         assert not pool._kept[model].idle.captured, "what belongs to a call went with it"
