@@ -91,14 +91,6 @@ def check_bitwise(options: Options, model: PreTrainedModel, path: Path, inputs: 
         raise ValueError(f"`lanes={lanes}` and {num_rows} rows run together: give {num_rows} or more, or leave it out.")
 
 
-def refuse_other_bits(model: PreTrainedModel) -> None:
-    """Refuse a target whose logits depend on other columns or rows of a pass though its shape is the same."""
-    raise ValueError(
-        f"`reproducible='bitwise'`: logits of {type(model).__name__} are other bits where other columns or rows of a pass hold "
-        f"other tokens, as tried on this machine: {WITHIN_ROUNDING}."
-    )
-
-
 def check_sample_method(options: Options, config: GenerationConfig, drafter: Drafter) -> None:
     """Refuse `draft_sample_method` in a call whose draft tokens are not sampled."""
     own = options.config

@@ -11,7 +11,7 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.models import RaggedModel, StaticModel, artifacts, eager_reason, execution, pool, static
+from hf_speculative.models import RaggedModel, StaticModel, artifacts, execution, pool, static
 from tests.architectures.check import build
 from tests.support import distributions, tiny
 from tests.support.execution import run_as
@@ -245,10 +245,10 @@ class TestCompile:
 
 
 def test_models_that_cannot_say_why(target):
-    assert eager_reason(target) is None
+    assert execution.eager_reason(target) is None
     hooked = tiny.llama()
     add_hook_to_module(hooked.model.layers[0], ModelHook())
-    assert "model.layers.0" in eager_reason(hooked)
+    assert "model.layers.0" in execution.eager_reason(hooked)
     assert type(execution.ragged_model(hooked, compile=True)) is RaggedModel
 
 
