@@ -239,8 +239,7 @@ class AttachedBatch:
         run = _Requests(outputs, batching.return_logprobs, self.attached, lanes, settings)
         prompts = [(index, output.prompt_ids) for index, output in enumerate(outputs)]
         with logging.tqdm(total=len(outputs), disable=not progress_bar, unit="request") as bar, without_dropout(model):
-            for completion in run.completions(iter(prompts), len(prompts)):
-                run.finish(completion)
+            for _ in run.completions(iter(prompts), len(prompts)):
                 bar.update()
         return {output.request_id: output for output in outputs}
 
@@ -260,7 +259,7 @@ class _Requests(_Run):
             chosen = pad_sequence([torch.tensor(tokens) for tokens in round.tokens], batch_first=True)
             scores = round.scores[:, : chosen.shape[1]].float().log_softmax(-1)
             logprobs = scores.gather(-1, chosen[..., None].to(scores.device))[..., 0].tolist()
-        for index, tokens, found in zip(indices, round.tokens, logprobs, strict=True):
+        for index, tokens, found, is_done in zip(indices, round.tokens, logprobs, round.done, strict=True):
             output = self.outputs[index]
             if output.status == RequestStatus.PENDING:
                 output.status, output.lifespan = RequestStatus.DECODING, (self.last_round, -1)
@@ -268,11 +267,9 @@ class _Requests(_Run):
             output.logprobs += found[: len(tokens)]
             if output.timestamps is not None:
                 output.timestamps += [now] * len(tokens)
+            if is_done:
+                output.status, output.lifespan = RequestStatus.FINISHED, (output.lifespan[0], now)
         self.last_round = now
-
-    def finish(self, completion: Completion) -> None:
-        output = self.outputs[completion.index]
-        output.status, output.lifespan = RequestStatus.FINISHED, (output.lifespan[0], self.last_round)
 
 
 def plain_manager(model: PreTrainedModel, *args, **kwargs) -> Any:
