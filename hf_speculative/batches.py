@@ -16,13 +16,7 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    ContinuousBatchingConfig,
-    GenerationConfig,
-    LogitsProcessorList,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from .call import checks
@@ -182,7 +176,7 @@ class _Run:
         input_ids, mask = padded(prompts, self.pad, left=not self.model.config.is_encoder_decoder)
         device = device_of(self.model)
         # What a processor remembers of a window's first row must not reach the next window.
-        processors = LogitsProcessorList(clone(list(self.kwargs.get("logits_processor") or [])))
+        processors = clone(list(self.kwargs.get("logits_processor") or []))
         given = {"input_ids": input_ids.to(device), "attention_mask": mask.to(device), "logits_processor": processors}
         return self.plain_generate(**self.kwargs | given, custom_generate=SpeculativeDecoding(self.options).rounds)
 
@@ -235,16 +229,17 @@ class AttachedBatch:
         config = generation_config or model.generation_config
         names = [f"__child#{child}" for child in range((config.num_return_sequences or 1) - 1)] + [""]
         outputs = [GenerationOutput(f"req_{i}{name}", list(ids)) for i, ids in enumerate(inputs) for name in names]
+        for output in outputs if record_timestamps else []:
+            output.timestamps = []
         settings = settings_of_requests(model, config, kwargs.get("max_new_tokens"))
         if batching.seed is not None:
             generator = torch.Generator(device_of(model)).manual_seed(batching.seed)
             settings["speculative_config"] = SpeculativeConfig(generator=generator)
         lanes = min(batching.max_requests_per_batch or LANES, len(outputs))
-        run = _Requests(outputs, record_timestamps, batching.return_logprobs, self.attached, lanes, settings)
+        run = _Requests(outputs, batching.return_logprobs, self.attached, lanes, settings)
         prompts = [(index, output.prompt_ids) for index, output in enumerate(outputs)]
         with logging.tqdm(total=len(outputs), disable=not progress_bar, unit="request") as bar, without_dropout(model):
-            for completion in run.completions(iter(prompts), len(prompts)):
-                run.finish(completion)
+            for _ in run.completions(iter(prompts), len(prompts)):
                 bar.update()
         return {output.request_id: output for output in outputs}
 
@@ -252,14 +247,10 @@ class AttachedBatch:
 class _Requests(_Run):
     """A run whose rows are noted as transformers' manager notes its requests, in `outputs`."""
 
-    def __init__(
-        self, outputs: list[GenerationOutput], stamps: bool, logprobs: bool, attached: Attached, lanes, settings
-    ):
+    def __init__(self, outputs: list[GenerationOutput], logprobs: bool, attached: Attached, lanes: int, settings):
         kwargs = settings_of_rows(attached.model, None, settings)
         super().__init__(attached.model, None, lanes, kwargs, attached.draft_model, attached.config)
         self.outputs, self.returns_logprobs, self.last_round = outputs, logprobs, time.perf_counter()
-        for output in outputs if stamps else []:
-            output.timestamps = []
 
     def follow(self, round: Round, indices: list[int]) -> None:
         now = time.perf_counter()
@@ -268,7 +259,7 @@ class _Requests(_Run):
             chosen = pad_sequence([torch.tensor(tokens) for tokens in round.tokens], batch_first=True)
             scores = round.scores[:, : chosen.shape[1]].float().log_softmax(-1)
             logprobs = scores.gather(-1, chosen[..., None].to(scores.device))[..., 0].tolist()
-        for index, tokens, found in zip(indices, round.tokens, logprobs, strict=True):
+        for index, tokens, found, is_done in zip(indices, round.tokens, logprobs, round.done, strict=True):
             output = self.outputs[index]
             if output.status == RequestStatus.PENDING:
                 output.status, output.lifespan = RequestStatus.DECODING, (self.last_round, -1)
@@ -276,11 +267,9 @@ class _Requests(_Run):
             output.logprobs += found[: len(tokens)]
             if output.timestamps is not None:
                 output.timestamps += [now] * len(tokens)
+            if is_done:
+                output.status, output.lifespan = RequestStatus.FINISHED, (output.lifespan[0], now)
         self.last_round = now
-
-    def finish(self, completion: Completion) -> None:
-        output = self.outputs[completion.index]
-        output.status, output.lifespan = RequestStatus.FINISHED, (output.lifespan[0], self.last_round)
 
 
 def plain_manager(model: PreTrainedModel, *args, **kwargs) -> Any:

@@ -39,9 +39,7 @@ DraftModel: TypeAlias = "PreTrainedModel | str | Drafter | DraftSource | Sequenc
 
 
 @documented(CALL)
-def generate(
-    model: PreTrainedModel, inputs: Tensor | None = None, **generate_kwargs
-) -> Tensor | GenerateSpeculativeOutput:
+def generate(model: PreTrainedModel, inputs: Tensor | None = None, **kwargs) -> Tensor | GenerateSpeculativeOutput:
     """`model.generate(...)` with a draft, nothing attached.
 
     The caches of both models are kept for the next call; `detach(model)` and `detach(draft)` release them.
@@ -49,7 +47,7 @@ def generate(
     Args:
         model: the target, any model with transformers' `generate` whose cache can be rolled back (docs/supported-models.md).
         inputs: `(batch, length)` prompt ids, left-padded; or `input_ids=`, `attention_mask=` as keywords.
-        **generate_kwargs: the options of docs/options.md, and anything else that `model.generate` takes.
+        **kwargs: the options of docs/options.md, and anything else that `model.generate` takes.
 
     Returns:
         What `model.generate` returns; a `GenerateSpeculativeOutput` under `return_dict_in_generate=True`.
@@ -61,9 +59,9 @@ def generate(
     args = () if inputs is None else (inputs,)
     wrapped = getattr(model, "get_base_model", lambda: model)()  # what was attached to it before a LoRA went around it
     if any(isinstance(own_generate(one), Attached) for one in (model, wrapped)):
-        return model.generate(*args, **generate_kwargs)
+        return model.generate(*args, **kwargs)
     plain_generate = plain_generate_of(model)
-    return decode(model, plain_generate, bind(plain_generate, args, generate_kwargs))
+    return decode(model, plain_generate, bind(plain_generate, args, kwargs))
 
 
 def generate_rounds(model, **generate_kwargs) -> Generator[tuple[Round, Statistics], None, Tensor]:
@@ -80,11 +78,8 @@ def generate_rounds(model, **generate_kwargs) -> Generator[tuple[Round, Statisti
     options, kwargs = checked(model, plain_generate, generate_kwargs, *attached_to(model))
     if options is None:
         raise ValueError("nothing asks for a draft: give `draft_model=`, 'auto' if you have none.")
-    decode = SpeculativeDecoding(options).rounds
-    with (
-        modes_of_a_call(model, options.source.draft_model),
-        closing(plain_generate(**kwargs, custom_generate=decode)) as rounds,
-    ):
+    draft, decode = options.source.draft_model, SpeculativeDecoding(options).rounds
+    with modes_of_a_call(model, draft), closing(plain_generate(**kwargs, custom_generate=decode)) as rounds:
         return (yield from rounds)
 
 

@@ -16,6 +16,8 @@ from typing import Any
 def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` for a package: the names that its file imports under `if TYPE_CHECKING:`, and its modules.
 
+    These names are `__all__` as well, unless the file has a list of its own.
+
     Args:
         package: its `__name__`.
         file: its `__file__`.
@@ -28,6 +30,8 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
         return {alias.name: f".{node.module}" for node in imports for alias in node.names}
 
     def get(name: str) -> Any:
+        if name == "__all__":
+            return sorted(home())
         if not name.startswith("_") and name in home():
             return getattr(import_module(home()[name], package), name)
         if not name.startswith("_") and find_spec(f"{package}.{name}") is not None:

@@ -14,7 +14,6 @@ AND = "+"
 LOADING = ("cache_dir", "force_download", "local_files_only", "proxies", "token")
 #: and those that are about one repository: its version, and whether its code may run
 OF_REPOSITORY = ("revision", "trust_remote_code")
-EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 #: the embedded models, as commands name them
 EMBEDDED = {
     "embedded": "target",
@@ -29,7 +28,7 @@ EXAMPLES = ("smollm2",)
 def place_of(name: str | Path) -> str:
     """The folder of an embedded model; any other name as it is."""
     is_embedded = str(name) in EMBEDDED and not Path(name).exists()
-    return str(EMBEDDED_FOLDER / EMBEDDED[str(name)]) if is_embedded else str(name)
+    return str(Path(__file__).parent / "embedded" / EMBEDDED[str(name)]) if is_embedded else str(name)
 
 
 def check_name(name: str | Path) -> None:

@@ -79,7 +79,7 @@ def test_names_of_attentions():
     assert hf_compat.attention_name(config) == "eager" and hf_compat.attention_name(None) == ""
     hf_compat.set_attention_name(config, "sdpa")
     assert hf_compat.attention_name(config) == "sdpa"
-    hf_compat.set_own_attention_name(config, "eager")
+    hf_compat.set_own_attention(config, "eager")
     assert hf_compat.attention_name(config) == "eager"
     assert hf_compat.ALL_ATTENTION_FUNCTIONS["sdpa"] is hf_compat.sdpa_attention_forward
 

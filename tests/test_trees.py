@@ -103,7 +103,7 @@ def test_a_tree_without_nodes_is_a_plain_step():
 @pytest.mark.parametrize(
     ("parents", "options", "message"),
     [
-        ([-1, -1, 0], {}, "proposed 3 tokens a row where at most 2 were asked for"),
+        ([-1, -1, 0], {}, "proposed 3 tokens a row where 2 were asked for"),
         ([-1, -1], {"rule": OfChains()}, "proposed a tree where `may_branch` is False"),
     ],
 )

@@ -17,7 +17,6 @@ from ..models.checks import check_model as check_model
 from ..models.checks import check_type as check_type
 from ..models.checks import check_universal as check_universal
 from ..models.checks import quantised_inputs as quantised_inputs
-from ..models.checks import speculation_unsupported_reason as speculation_unsupported_reason
 from ..models.checks import unwrap as unwrap
 from ..models.model_state import kept_with
 from ..verification import rule_for
@@ -73,9 +72,7 @@ def check_bitwise(options: Options, model: PreTrainedModel, path: Path, inputs: 
     lanes = options.config.lanes
     if not options.is_bitwise:
         if "lanes" in options.in_call:
-            raise ValueError(
-                f"`lanes={lanes}` has no effect without `reproducible='bitwise'`: give both, or leave it out."
-            )
+            raise ValueError(f"`lanes={lanes}` has no effect without `reproducible='bitwise'`: give both, or neither.")
         return
     num_rows = len(inputs.input_ids)
     num_rows = min(num_rows, options.rows_at_once or num_rows)
@@ -92,14 +89,6 @@ def check_bitwise(options: Options, model: PreTrainedModel, path: Path, inputs: 
         raise ValueError(f"`reproducible='bitwise'` needs passes of one shape, and {reason}: {way_out}.")
     if lanes is not None and lanes < num_rows:
         raise ValueError(f"`lanes={lanes}` and {num_rows} rows run together: give {num_rows} or more, or leave it out.")
-
-
-def refuse_other_bits(model: PreTrainedModel) -> None:
-    """Refuse a target whose logits depend on other columns or rows of a pass though its shape is the same."""
-    raise ValueError(
-        f"`reproducible='bitwise'`: logits of {type(model).__name__} are other bits where other columns or rows of a pass hold "
-        f"other tokens, as tried on this machine: {WITHIN_ROUNDING}."
-    )
 
 
 def check_sample_method(options: Options, config: GenerationConfig, drafter: Drafter) -> None:
@@ -186,9 +175,7 @@ def check_path(source: DraftSource, model: PreTrainedModel, path: Path) -> None:
     if source.needs_ragged:
         check_ragged(model, path, source.name)
     elif source.reads_states and path.name == "universal" and (reason := states_unsupported_reason(model)) is not None:
-        raise ValueError(
-            f"`{source.name}` reads the target's hidden states, and {type(model).__name__} {reason}: {OTHERWISE}."
-        )
+        raise ValueError(f"`{source.name}` reads hidden states, and {type(model).__name__} {reason}: {OTHERWISE}.")
 
 
 def check_whole_states(source: DraftSource, inputs: Inputs) -> None:
@@ -200,18 +187,14 @@ def check_whole_states(source: DraftSource, inputs: Inputs) -> None:
             f"`{source.name}` reads the prompt's ids, not `inputs_embeds`: pass `input_ids=` as well, or use another draft."
         )
     if (size := inputs.generation_config.prefill_chunk_size) is not None:
-        raise ValueError(
-            f"`prefill_chunk_size={size}` hides states that `{source.name}` reads: leave it out, or use another draft."
-        )
+        raise ValueError(f"`prefill_chunk_size={size}` hides states that `{source.name}` reads: leave one of them out.")
 
 
 def check_ragged(model, path: Path, what: str) -> None:
     """Refuse drafts that read the target's layers, keys or values, for a target without a ragged cache."""
     if path.name != "ragged":
         way_out = f"{path.way_out}, or use a draft model that decodes on its own" if path.way_out else OTHERWISE
-        raise ValueError(
-            f"`{what}` reads the target's ragged cache, and {type(model).__name__} {path.reason}: {way_out}."
-        )
+        raise ValueError(f"`{what}` reads a ragged cache, and {type(model).__name__} {path.reason}: {way_out}.")
 
 
 def check_passes(execution: Execution, source: DraftSource, model: PreTrainedModel) -> None:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from ..distributed.synced_gpus import in_step
 from ..distributed.tensor_parallel import ranks_of
 from ..hf_compat import is_given_by_user
 from ..loop import speculate
-from ..models import Inputs, note_decoded
+from ..models import Inputs
+from ..models.execution import note_decoded
 from ..sampling.copying import CannotCopy
 from ..sampling.logits_processors import Processors
 from ..sampling.stopping import CriteriaStopping
@@ -144,13 +145,12 @@ class SpeculativeDecoding:
         """
         options, streamer = self.options, self.options["streamer"]
         inputs = Inputs(input_ids, generation_config, model_kwargs)
-        keep_scores = bool(generation_config.return_dict_in_generate and generation_config.output_scores)
-        only_copies = options.rows_at_once is not None
-        with self._in_step(model, input_ids.device):
+        has_scores = bool(generation_config.return_dict_in_generate and generation_config.output_scores)
+        only_copies = options.rows_at_once is not None  # a call of `generate_batches`, with one `in_step` around all
+        models = (model, options.source.draft_model)
+        with nullcontext() if only_copies else in_step(options["synced_gpus"], *models, input_ids.device):
             try:
-                stopping = CriteriaStopping(
-                    stopping_criteria, len(input_ids), keep_scores, only_copies, self.rows_go_on
-                )
+                stopping = CriteriaStopping(stopping_criteria, len(input_ids), has_scores, only_copies, self.rows_go_on)
                 parts = Parts(options, model, inputs, inputs_tensor, logits_processor, stopping)
             except (TypeError, ValueError) as error:
                 # Processors that cannot be copied serve a batch as transformers calls them: all rows together.
@@ -162,7 +162,7 @@ class SpeculativeDecoding:
                 streamer.put(input_ids.cpu())
             output = Output(input_ids, generation_config, parts.target, parts.stopping, streamer)
             statistics = yield from self._run(parts, output)
-            note_decoded((model, options.source.draft_model), sum(statistics.seconds.values()))
+            note_decoded(models, sum(statistics.seconds.values()))
             if parts.sampler.processors.memories.lookahead_unsupported_reason is None:  # else that was told
                 checks.warn_of_no_draft(options.source, model, statistics)
             if streamer is not None:
@@ -183,13 +183,6 @@ class SpeculativeDecoding:
                 if isinstance(error.__cause__, StopIteration) and str(error) == "generator raised StopIteration":
                     raise error.__cause__ from None
                 raise
-
-    def _in_step(self, model: PreTrainedModel, device: torch.device) -> AbstractContextManager:
-        """Ranks keep step during a call; the calls of `generate_batches` have one `in_step` around all of them."""
-        options = self.options
-        if options.rows_at_once is not None:
-            return nullcontext()
-        return in_step(options["synced_gpus"], model, options.source.draft_model, device)
 
     def _run(self, parts: Parts, output: Output) -> Generator[tuple[Round, Statistics], None, Statistics]:
         """Run all rounds, and publish the counts even if an error ends them."""

@@ -15,7 +15,8 @@ import torch
 from transformers import LogitsProcessor, PreTrainedModel
 
 from ..interfaces import Schedule
-from ..models import Inputs, how_passes_run, is_sharded, warms_up
+from ..models import Inputs, is_sharded
+from ..models.execution import how_passes_run, warms_up
 from ..models.model_state import kept_with
 from ..sampling.logits_processors import CONTEXT_FREE
 from ..schedules import RoundCosts, Timed

@@ -8,18 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from .option_types import (
-    Drafts,
-    Flag,
-    Grammars,
-    HasMethods,
-    Instance,
-    Name,
-    OptionType,
-    RealNumber,
-    WholeNumber,
-    close_to,
-)
+from .option_types import Drafts, Flag, Grammars, Instance, Kind, Name, Probability, Streamer, WholeNumber, close_to
 
 T = TypeVar("T")
 
@@ -53,7 +42,7 @@ class Option:
     """
 
     name: str
-    type: OptionType
+    type: Kind
     places: tuple[str, ...]
     default: str
     help: str
@@ -88,7 +77,6 @@ _RULE = Instance(("hf_speculative:Rule",), "an object of a subclass of hf_specul
 _RULES = Name(("token", "block", "sampled"), _RULE)
 _TOKENIZER = Instance(("transformers:PreTrainedTokenizerBase",), "a transformers tokenizer")
 _GENERATOR = Instance(("torch:Generator",), "a torch.Generator")
-_STREAMER = HasMethods(("put", "end"), "an object with the methods `put` and `end`, as a transformers streamer is")
 _CONFIG = Instance(("hf_speculative:SpeculativeConfig",), "a hf_speculative.SpeculativeConfig")
 _CORPUS = Name(
     instance=Instance(
@@ -96,7 +84,6 @@ _CORPUS = Name(
         "a file or folder, a list of texts and paths, or a hf_speculative.SuffixStore",
     )
 )
-_PROBABILITY = RealNumber(lambda number: 0 <= number <= 1, "a number from 0 to 1", "is a probability")
 _REQUESTS = WholeNumber("keeps no answer: give 1 or more, or leave it out.")
 _LENGTH = WholeNumber("reads nothing: give 1 or more, or leave it out.")
 
@@ -130,7 +117,7 @@ GROUPS = {
         Option("schedule", _SCHEDULE, _SETTING, "none",
                "Your own schedule, in place of a number, a named schedule and `assistant_confidence_threshold`.",
                page="draft-length.md"),
-        Option("assistant_confidence_threshold", _PROBABILITY, _AS_CONFIGURED, "0: never",
+        Option("assistant_confidence_threshold", Probability(), _AS_CONFIGURED, "0: never",
                "End a draft after a token that the draft gave a probability below this. With a DSpark head, end it before a "
                "token that its confidence head gives less to be kept."),
         Option("tree_top_k", WholeNumber(), _SETTING, "chosen each round, by measured cost; with a number of draft tokens, 1",
@@ -196,7 +183,7 @@ GROUPS = {
                "drafted without a model.", without_draft=HANDED_ON, page="structured-output.md"),
         Option("synced_gpus", Flag(), (CALL,), "where FSDP or ZeRO-3 has sharded a model",
                "Ranks wait for each other before each forward.", without_draft=HANDED_ON, page="distributed.md"),
-        Option("streamer", _STREAMER, (CALL,), "none",
+        Option("streamer", Streamer(), (CALL,), "none",
                "What is given new tokens as they are accepted.", without_draft=HANDED_ON),
         Option("speculative_config", _CONFIG, (CALL,), "what was attached",
                "The settings that have no keyword of their own, in one object."),
@@ -243,13 +230,11 @@ def documented(place: str) -> Callable[[T], T]:
     """Add the options of `place` to a docstring."""
 
     def add(thing: T) -> T:
-        rows = [option for option in OPTIONS if place in option.places]
-        names = [", ".join(option.names if place == CALL else (option.name,)) for option in rows]
-        lines = [
-            f"    {name} ({option.type.text}): {option.help} By default {option.default}."
-            for name, option in zip(names, rows, strict=True)
-        ]
-        thing.__doc__ = "\n".join([inspect.cleandoc(thing.__doc__ or ""), "", "Options:", *lines])
+        lines = [inspect.cleandoc(thing.__doc__ or ""), "", "Options:"]
+        for option in (option for option in OPTIONS if place in option.places):
+            names = ", ".join(option.names if place == CALL else (option.name,))
+            lines.append(f"    {names} ({option.type.text}): {option.help} By default {option.default}.")
+        thing.__doc__ = "\n".join(lines)
         return thing
 
     return add

@@ -7,7 +7,7 @@ import difflib
 import numbers
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Protocol
@@ -19,7 +19,9 @@ CLOSE = 0.8
 NO_DRAFTS = "drafts nothing: give 1 or more, or `draft_model=None` for plain decoding."
 
 
-class OptionType(Protocol):
+class Kind(Protocol):
+    """Of an option's values."""
+
     @property
     def text(self) -> str:
         """What to give, as in "give a whole number, 1 or more"."""
@@ -58,19 +60,17 @@ class WholeNumber:
 
 
 @dataclass(frozen=True)
-class RealNumber:
-    """Any `numbers.Real` except bool, in a range that nan is not in."""
+class Probability:
+    """Any `numbers.Real` except bool."""
 
-    is_in_range: Callable[[float], bool]
-    text: str
-    otherwise: str
+    text: ClassVar[str] = "a number from 0 to 1"
     written_as: ClassVar[type] = float
 
     def checked(self, name: str, value) -> float:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise wrong_type(name, value, self.text)
-        if not self.is_in_range(float(value)):
-            raise ValueError(f"`{name}={value}` {self.otherwise}: give {self.text}.")
+        if not 0 <= float(value) <= 1:  # nan is not, either
+            raise ValueError(f"`{name}={value}` is a probability: give {self.text}.")
         return float(value)
 
 
@@ -134,15 +134,14 @@ class Grammars:
 
 
 @dataclass(frozen=True)
-class HasMethods:
-    """An object of any class that has these methods."""
+class Streamer:
+    """An object of any class that has the methods of a transformers streamer."""
 
-    methods: tuple[str, ...]
-    text: str
+    text: ClassVar[str] = "an object with the methods `put` and `end`, as a transformers streamer is"
     written_as: ClassVar[None] = None
 
     def checked(self, name: str, value):
-        if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in self.methods):
+        if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in ("put", "end")):
             raise wrong_type(name, value, self.text)
         return value
 

@@ -122,9 +122,7 @@ def configured(name: str, configs: Iterable[GenerationConfig]) -> Any:
     return first_given(*(getattr(config, own, None) for config in configs for own in ROWS[name].names))
 
 
-def read_options(
-    model, kwargs: dict[str, Any], attached_draft, attached_config: SpeculativeConfig, load
-) -> Options | None:
+def read_options(model, kwargs: dict, attached_draft, attached_config: SpeculativeConfig, load) -> Options | None:
     """Resolve a call's options; `None` if nothing asks for speculation.
 
     Args:
@@ -139,9 +137,7 @@ def read_options(
         is_bitwise = call.settings().over(attached_config).reproducible == BITWISE
         refused = [option.name for option in OPTIONS if option.without_draft == REFUSED and not option.is_source]
         kept = OF_PASSES if is_bitwise else ()
-        call.refuse(
-            [name for name in refused if name not in kept], "without a draft: give `draft_model=`, or leave it out"
-        )
+        call.refuse([n for n in refused if n not in kept], "without a draft: give `draft_model=`, or leave it out")
         if not is_bitwise:
             return None
         argument, value, attached = "draft_model", Nothing(), _without_draft(attached_config)
@@ -154,19 +150,18 @@ def read_options(
     elif call.given.keys() & LENGTH_OPTIONS:
         attached = replace(attached, schedule=None)  # the call's own word comes first
     config = call.settings().over(attached)
-    generate_kwargs = with_grammar(
-        unwrap(model, "model"), _for_transformers(model, kwargs, call), call.given.get("grammar"), config.tokenizer
-    )
+    target, grammar = unwrap(model, "model"), call.given.get("grammar")
+    generate_kwargs = with_grammar(target, _for_transformers(model, kwargs, call), grammar, config.tokenizer)
     draft = load(value, model) if argument == "draft_model" else None
     drafts_own = getattr(DRAFTS.split(draft)[0], "generation_config", None)
     levels = {GENERATION_CONFIG: call.configs, DRAFTS_OWN: [] if drafts_own is None else [drafts_own]}
     values = {option.name: _value(option, config, call.given, levels) for option in OPTIONS if not option.is_source}
     in_call = frozenset(call.said)
     source = sources.source_of(argument, first_given(draft, value), values | {"in_call": in_call})
-    source = sources.with_forced_tokens(source, call.given.get("grammar") is not None)
+    source = sources.with_forced_tokens(source, grammar is not None)
     call.refuse_for(source, config)
     return Options(
-        source=source.for_model(unwrap(model, "model")),
+        source=source.for_model(target),
         config=config,
         values=values,
         in_call=in_call,
@@ -217,9 +212,7 @@ def _how_much(source: DraftSource, values: dict[str, Any]) -> dict[str, Any]:
     return {"num_draft_tokens": length, "schedule_name": name, "length_is_default": length_is_default}
 
 
-def _value(
-    option: Option, config: SpeculativeConfig, given: dict[str, Any], levels: dict[str, list[GenerationConfig]]
-) -> Any:
+def _value(option: Option, config: SpeculativeConfig, given: dict, levels: dict[str, list[GenerationConfig]]) -> Any:
     """The value of an option in the call or what was attached, else in the first generation config that may set it."""
     nearer = first_given(getattr(config, option.name, None), given.get(option.name))
     if nearer is not None:
@@ -257,9 +250,8 @@ def check_names(model, names: Iterable[str]) -> None:
 def plain_kwargs(model, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The keywords of a call without a draft for transformers' `generate`."""
     plain = {n: value for n, value in kwargs.items() if n not in IN_CALL or ROWS[n].without_draft == HANDED_ON}
-    plain = with_grammar(
-        unwrap(model, "model"), plain, checked("grammar", plain.pop("grammar", None)), plain.get("tokenizer")
-    )
+    grammar = checked("grammar", plain.pop("grammar", None))
+    plain = with_grammar(unwrap(model, "model"), plain, grammar, plain.get("tokenizer"))
     configs = generation_configs(model, kwargs)
     # `draft_model=None` asks for plain decoding, whatever the generation_config names.
     return plain | {name: None for name in CONFIGURED_SOURCES if configured(name, configs) is not None}

@@ -95,9 +95,7 @@ class Output(Rows):
             for name in ("scores", "logits")
             if config.return_dict_in_generate and getattr(config, f"output_{name}")
         }
-        self.kept_layers: dict[str, list[list[tuple[Tensor, ...]]]] = {
-            name: [[] for _ in range(batch_size)] for name in target.keep
-        }
+        self.kept_layers: dict[str, list[list[tuple]]] = {name: [[] for _ in range(batch_size)] for name in target.keep}
 
     def follow(self, round: Round) -> None:
         for b, row in enumerate(round.rows):
@@ -162,13 +160,10 @@ class Output(Rows):
         # Each is of one row, in the first dimension but for Gemma 3n, which has several states a token in front.
         return tuple(
             tuple(
-                torch.cat(
-                    [row[step][layer] if step < len(row) else torch.zeros_like(like) for row in rows],
-                    like.shape.index(1),
-                )
-                for layer, like in enumerate(step_of_first)
+                torch.cat([row[i][j] if i < len(row) else torch.zeros_like(like) for row in rows], like.shape.index(1))
+                for j, like in enumerate(layers)
             )
-            for step, step_of_first in enumerate(first)
+            for i, layers in enumerate(first)
         )
 
     def _longest(self) -> int:

@@ -9,18 +9,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.source import BuildContext
 from ..interfaces import CachedModel, Drafter, Rule, Sampler, Schedule
-from ..models import (
-    NUM_COLUMNS,
-    FixedShape,
-    Inputs,
-    UniversalModel,
-    choose_for,
-    fits_trees,
-    fixes_bits,
-    multimodal_model,
-    num_logits,
-    ragged_model,
-)
+from ..models import NUM_COLUMNS, FixedShape, Inputs, UniversalModel, choose_for, fits_trees, fixes_bits, num_logits
+from ..models.execution import multimodal_model, ragged_model
 from ..sampling.logits_processors import Processors
 from ..sampling.sample_method import CHOSEN
 from ..sampling.samplers import Coupled, Greedy, Independent, ProcessedSampler, default_generator
@@ -69,7 +59,10 @@ def _of_one_shape(options: Options, model: PreTrainedModel, target: CachedModel,
     rows_at_once = options.rows_at_once or num_rows
     fixed = FixedShape(target, options.config.lanes or rows_at_once)  # type: ignore[arg-type]
     if not fixes_bits(model, fixed, min(num_rows, rows_at_once)):
-        checks.refuse_other_bits(model)
+        raise ValueError(
+            f"`reproducible='bitwise'`: logits of {type(model).__name__} are other bits where other columns or rows of a pass "
+            f"hold other tokens, as tried on this machine: {checks.WITHIN_ROUNDING}."
+        )
     return fixed
 
 

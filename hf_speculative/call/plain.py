@@ -6,7 +6,8 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.nothing import Nothing
-from ..models import has_compiled_passes, is_tested_multimodal
+from ..models import is_tested_multimodal
+from ..models.execution import has_compiled_passes
 from ..schedules import Constant
 from . import checks
 from .configuration import Options, SpeculativeConfig

@@ -22,9 +22,7 @@ from .option_types import close_to
 from .options import check_names, plain_kwargs, read_options
 
 
-def checked(
-    model, plain_generate, kwargs: dict[str, Any], attached_draft, attached_config
-) -> tuple[Options | None, dict[str, Any]]:
+def checked(model, plain_generate, kwargs: dict, attached_draft, attached_config) -> tuple[Options | None, dict]:
     """The options of a call, `None` for a plain one, and the keywords for transformers' `generate`."""
     input_checks.check_ids(kwargs)
     options = prepare(model, kwargs, attached_draft, attached_config)

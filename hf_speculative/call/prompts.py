@@ -18,9 +18,7 @@ MEANINGLESS = {
         ("inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids", "decoder_input_ids"),
         "prompts come as `prompts`",
     ),
-    **dict.fromkeys(
-        ("return_dict_in_generate", *OF_STEPS), "a Completion has the tokens, the text and the statistics of a row"
-    ),
+    **dict.fromkeys(("return_dict_in_generate", *OF_STEPS), "a Completion has a row's tokens, text and statistics"),
     "past_key_values": "each row starts with its prompt",
     "streamer": "iterate over the results, with `in_order=False` as they finish",
     "num_return_sequences": "give a prompt as often as you want it continued",
@@ -36,9 +34,7 @@ CHANGES_ROWS = ("num_return_sequences", "max_time", "token_healing")
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0, "num_beams": 1}
 
 
-def settings_of_rows(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, kwargs: dict[str, Any]
-) -> dict[str, Any]:
+def settings_of_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, kwargs: dict) -> dict[str, Any]:
     """The keywords of each call of `generate`.
 
     Raises:
@@ -58,9 +54,7 @@ def settings_of_rows(
     return kwargs | {"tokenizer": tokenizer, "pad_token_id": pad, "return_dict_in_generate": False}
 
 
-def settings_of_requests(
-    model: PreTrainedModel, config: GenerationConfig, max_new_tokens: int | None
-) -> dict[str, Any]:
+def settings_of_requests(model: PreTrainedModel, config: GenerationConfig, max_new_tokens: int | None) -> dict:
     """Keywords of `generate` that mean what `config` means to `generate_batch`: what it leaves open is off."""
     others = (*ROWS, "transformers_version", "use_cache", "bos_token_id", "pad_token_id")
     names = [name for name in vars(config) if not name.startswith(("_", "output_")) and name not in others]
@@ -127,9 +121,7 @@ def _unpadded(prompt: Mapping, index: int) -> list[int]:
     unknown = sorted(prompt.keys() - {"input_ids", "attention_mask", "token_type_ids"})
     if unknown or "input_ids" not in prompt:
         keys = ", ".join(map(repr, sorted(prompt)))
-        raise ValueError(
-            f"prompt {index} has the keys {keys}: give `input_ids` and `attention_mask`, or use `generate`."
-        )
+        raise ValueError(f"prompt {index} has keys {keys}: give `input_ids` and `attention_mask`, or use `generate`.")
     ids = torch.as_tensor(prompt["input_ids"]).flatten().tolist()
     mask = torch.as_tensor(prompt.get("attention_mask", [1] * len(ids))).flatten().tolist()
     kept = [position for position, is_seen in enumerate(mask) if is_seen]

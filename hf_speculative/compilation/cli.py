@@ -49,7 +49,8 @@ def compile_command(settings: Options) -> None:
     err = Console(stderr=True, highlight=False)
     with ends_at_once(), err.status("loading the models"):
         from ..call.optimize import Execution, pack
-        from ..models import artifacts, eager_reason
+        from ..models import artifacts
+        from ..models.execution import eager_reason
         from ..models.packed_layers import packed_of
 
         quiet_transformers()

@@ -21,7 +21,8 @@ from transformers import PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..models import are_several, device_of, has_sharded_weights, is_sharded, is_staged
+from ..models import are_several, device_of, is_sharded, is_staged
+from ..models.sharding import has_sharded_weights
 
 
 class ForwardBarrier(AbstractContextManager):

@@ -21,9 +21,8 @@ from ..models import (
     fits_trees,
     inputs_for_draft,
     max_positions_of,
-    multimodal_model,
-    ragged_model,
 )
+from ..models.execution import multimodal_model, ragged_model
 from ..tokenizers.alignment import LOOKBEHIND, Translation
 from ..tokenizers.loading import tokenizer_beside
 from ..tokenizers.vocabulary import VocabularyMatch, compare_vocabularies, is_padding

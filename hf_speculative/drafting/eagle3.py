@@ -13,16 +13,8 @@ from transformers import PreTrainedModel
 
 from ..heads.eagle3 import Eagle3Model
 from ..interfaces import Drafter
-from ..models import (
-    AttentionLayers,
-    CompiledPass,
-    Nodes,
-    compiled_pass,
-    fed_slots,
-    nodes_of,
-    num_logits,
-    with_folded_attention,
-)
+from ..models import AttentionLayers, CompiledPass, Nodes, fed_slots, nodes_of, num_logits, with_folded_attention
+from ..models.execution import compiled_pass
 from ..tokenizers.vocabulary import is_padding
 from ..types import Batch, uploaded
 from .autoregressive import HeadDrafter

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..interfaces import CachedModel, Drafter, Schedule
-from ..models import Inputs, Path, num_parameters, recording_model
+from ..models import Inputs, Path, num_parameters
+from ..models.execution import recording_model
 from ..schedules import Adaptive
 from ..tokenizers.vocabulary import VocabularyMatch
 

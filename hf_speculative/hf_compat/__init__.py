@@ -82,7 +82,7 @@ def set_attention_name(config: Any, name: str) -> None:
     config._attn_implementation = name
 
 
-def set_own_attention_name(config: PretrainedConfig, name: str) -> None:
+def set_own_attention(config: PretrainedConfig, name: str) -> None:
     """The same without writing to the configs inside."""
     config._attn_implementation_internal = name
 

@@ -6,17 +6,6 @@ from .attention import mask_unsupported_reason, with_folded_attention
 from .cached_model import device_of, max_positions_of, modes_of_a_call, num_logits, without_dropout
 from .choice import LAYER_TYPES, Path, choose, choose_for
 from .early_exit import EarlyExitModel
-from .execution import (
-    compiled_pass,
-    eager_reason,
-    has_compiled_passes,
-    how_passes_run,
-    multimodal_model,
-    note_decoded,
-    ragged_model,
-    recording_model,
-    warms_up,
-)
 from .fixed_shape import NUM_COLUMNS, FixedShape, fixes_bits
 from .inputs import Inputs, inputs_for_draft, misfit_of_encoder, prepared_inputs, text_inputs
 from .masks import AttentionLayers, Nodes, is_recurrent, no_nodes, nodes_of
@@ -27,15 +16,7 @@ from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
 from .recording import RecordingModel, states_unsupported_reason
 from .shallow import exchanged
-from .sharding import (
-    are_several,
-    group_of,
-    has_sharded_weights,
-    is_sharded,
-    is_staged,
-    num_parameters,
-    weights_of_a_pass,
-)
+from .sharding import are_several, group_of, is_sharded, is_staged, num_parameters, weights_of_a_pass
 from .static import StaticModel
 from .traced import MAX_COLUMNS
 from .universal import TextModel, UniversalModel

@@ -16,13 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from ..hf_compat import (
-    ALL_ATTENTION_FUNCTIONS,
-    attention_name,
-    sdpa_attention_forward,
-    sdpa_mask,
-    set_own_attention_name,
-)
+from ..hf_compat import ALL_ATTENTION_FUNCTIONS, attention_name, sdpa_attention_forward, sdpa_mask, set_own_attention
 from .shallow import replaced, shallow
 from .sharding import is_sharded
 
@@ -133,7 +127,7 @@ def _folded(module: nn.Module) -> nn.Module | None:
     if attention_name(module.config) != "sdpa":
         vars(twin)["original"] = module  # not by nn.Module's setattr: it is no submodule of the twin
     twin.config = copy.copy(module.config)
-    set_own_attention_name(twin.config, NAME)  # the property's setter would write to configs inside, too
+    set_own_attention(twin.config, NAME)  # the property's setter would write to configs inside, too
     return twin
 
 

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from ..hf_compat import placement_hook
 from ..interfaces import CachedModel
 from . import artifacts, packing, pool
+from .artifacts import BoundPass, CompiledPass, PassOfPieces
 from .attention import takes_masks
 from .cached_model import device_of
 from .capture import CudaGraphs
@@ -122,9 +123,7 @@ def eager_reason(model: PreTrainedModel) -> str | None:
     return None
 
 
-def compiled_pass(
-    model: PreTrainedModel, compile: bool | str, recorded: tuple[int, ...] = ()
-) -> artifacts.CompiledPass | None:
+def compiled_pass(model: PreTrainedModel, compile: bool | str, recorded: tuple[int, ...] = ()) -> CompiledPass | None:
     """The pass of `model`, as it is now, that was compiled ahead of time; `None`: run it eagerly.
 
     Args:
@@ -146,9 +145,7 @@ def compiled_pass(
     return run
 
 
-def _found(
-    model: PreTrainedModel, waits: bool, recorded: tuple[int, ...]
-) -> artifacts.BoundPass | artifacts.PassOfPieces | None:
+def _found(model: PreTrainedModel, waits: bool, recorded: tuple[int, ...]) -> BoundPass | PassOfPieces | None:
     if waits:
         try:
             artifacts.make(model, recorded)

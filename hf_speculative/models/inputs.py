@@ -10,14 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import (
-    DynamicCache,
-    EncoderDecoderCache,
-    GenerationConfig,
-    GenerationMixin,
-    PreTrainedModel,
-    StaticCache,
-)
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
 from transformers.utils import ModelOutput
 
 from ..hf_compat import CACHE_ARGUMENTS
@@ -92,13 +86,12 @@ class Inputs:
 
     def fresh_kwargs(self, model: PreTrainedModel) -> dict[str, Any]:
         """`model_kwargs` with a fresh cache, so that the inputs can be used again."""
-        name = self.cache_name
-        cache = self.model_kwargs.get(name)
+        cache = self.cache
         if isinstance(getattr(cache, "self_attention_cache", cache), StaticCache):
             # It is empty, and cannot be rolled back; tokens stay the same.
             own, other = (DynamicCache(config=model.config.get_text_config(decoder=True)) for _ in range(2))
             cache = EncoderDecoderCache(own, other) if model.config.is_encoder_decoder else own
-        return self.model_kwargs | {name: copy_of(cache)}
+        return self.model_kwargs | {self.cache_name: copy_of(cache)}
 
 
 def inputs_for_draft(

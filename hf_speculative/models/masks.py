@@ -21,9 +21,39 @@ RECURRENT_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 
 def is_recurrent(model: PreTrainedModel) -> bool:
     """Whether some layers have recurrent states."""
-    return not RECURRENT_TYPES.isdisjoint(
-        getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
-    )
+    kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
+    return not RECURRENT_TYPES.isdisjoint(kinds)
+
+
+class Nodes:
+    """The slots of a tree of draft tokens: side by side behind the row's own tokens, at positions by depth.
+
+    Args:
+        first: `(batch,)` slot of each row's first node; behind all slots of a pass that has no tree.
+        depths: `(batch, n)` of the nodes, 1 for one that follows the row's newest token; n is at least 1.
+        ancestors: `(batch, n, n)` bool, node j is on the path to node i, or is i itself.
+    """
+
+    def __init__(self, first: Tensor, depths: Tensor, ancestors: Tensor):
+        self.first, self.depths, self.ancestors = first[:, None], depths, ancestors
+
+    def positions(self, slots: Tensor) -> Tensor:
+        """The positions of tokens in `slots (batch or 1, m)`: `(batch, m)`."""
+        nodes, are_nodes = self._nodes(slots)
+        depths = self.depths.gather(1, nodes)
+        return torch.where(are_nodes, self.first - 1 + depths, slots)
+
+    def visible(self, queries: Tensor, slots: Tensor) -> Tensor:
+        """`(batch, 1, q, m)` bool: which of `slots (m,)` the columns in slots `queries (batch, q)` see."""
+        (columns, are_columns), (nodes, are_nodes) = self._nodes(queries), self._nodes(slots[None])
+        rows = torch.arange(columns.shape[0], device=columns.device)[:, None, None]
+        seen = self.ancestors[rows, columns[:, :, None], nodes[:, None]] & are_columns[:, :, None]
+        return torch.where(are_nodes[:, None], seen, slots <= queries[:, :, None])[:, None]
+
+    def _nodes(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The node in each of `slots (batch or 1, m)`, and whether there is one; each `(batch, m)`."""
+        nodes, last = slots - self.first, self.depths.shape[1] - 1
+        return nodes.clamp(0, last), (nodes >= 0) & (nodes <= last)
 
 
 class AttentionLayers:
@@ -70,7 +100,7 @@ class AttentionLayers:
         queries: Tensor,
         cache: RaggedCache,
         dtype: torch.dtype,
-        nodes: "Nodes | None" = None,
+        nodes: Nodes | None = None,
         is_filler: Tensor | None = None,
     ) -> Any:
         """Masks for columns in slots `queries (batch, q)` over the slots that layers of `cache` show: `(batch, 1, q, slots)`.
@@ -90,9 +120,7 @@ class AttentionLayers:
             return mask
         return masks | {"linear_attention": of_columns, "conv": of_columns} if self.are_recurrent else masks
 
-    def _mask(
-        self, kind: str, queries: Tensor, cache: RaggedCache, dtype: torch.dtype, nodes: "Nodes | None"
-    ) -> Tensor:
+    def _mask(self, kind: str, queries: Tensor, cache: RaggedCache, dtype: torch.dtype, nodes: Nodes | None) -> Tensor:
         first = cache.first(self.window) if kind == "sliding_attention" else 0
         slots = torch.arange(first, cache.end, device=queries.device)
         if first:
@@ -114,37 +142,6 @@ class AttentionLayers:
         if not self.is_additive:
             return visible
         return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
-
-
-class Nodes:
-    """The slots of a tree of draft tokens: side by side behind the row's own tokens, at positions by depth.
-
-    Args:
-        first: `(batch,)` slot of each row's first node; behind all slots of a pass that has no tree.
-        depths: `(batch, n)` of the nodes, 1 for one that follows the row's newest token; n is at least 1.
-        ancestors: `(batch, n, n)` bool, node j is on the path to node i, or is i itself.
-    """
-
-    def __init__(self, first: Tensor, depths: Tensor, ancestors: Tensor):
-        self.first, self.depths, self.ancestors = first[:, None], depths, ancestors
-
-    def positions(self, slots: Tensor) -> Tensor:
-        """The positions of tokens in `slots (batch or 1, m)`: `(batch, m)`."""
-        nodes, are_nodes = self._nodes(slots)
-        depths = self.depths.gather(1, nodes)
-        return torch.where(are_nodes, self.first - 1 + depths, slots)
-
-    def visible(self, queries: Tensor, slots: Tensor) -> Tensor:
-        """`(batch, 1, q, m)` bool: which of `slots (m,)` the columns in slots `queries (batch, q)` see."""
-        (columns, are_columns), (nodes, are_nodes) = self._nodes(queries), self._nodes(slots[None])
-        rows = torch.arange(columns.shape[0], device=columns.device)[:, None, None]
-        seen = self.ancestors[rows, columns[:, :, None], nodes[:, None]] & are_columns[:, :, None]
-        return torch.where(are_nodes[:, None], seen, slots <= queries[:, :, None])[:, None]
-
-    def _nodes(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """The node in each of `slots (batch or 1, m)`, and whether there is one; each `(batch, m)`."""
-        nodes, last = slots - self.first, self.depths.shape[1] - 1
-        return nodes.clamp(0, last), (nodes >= 0) & (nodes <= last)
 
 
 def nodes_of(tree: Tree, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:

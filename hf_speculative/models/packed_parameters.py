@@ -86,10 +86,6 @@ class PackedParameters(dict):
     def packed(self) -> Tensor | None:
         return self.held.packed
 
-    @property
-    def together(self) -> FusedLinears | None:
-        return self.held.together
-
     def peek(self) -> Tensor:
         """The weight as a tensor of the right shape, type and device: its numbers are not there while it is packed."""
         return cast(Tensor, dict.__getitem__(self, WEIGHT))
@@ -110,7 +106,7 @@ class PackedParameters(dict):
     def restore(self) -> None:
         """Restore the plain weight, and those that are packed together with it."""
         with _lock:
-            together, packed = self.together, self.packed
+            together, packed = self.held.together, self.packed
             members = [self] if together is None else [reference() for reference in together.members]
             for member in filter(None, members):
                 for reader in tuple(member.readers):
@@ -128,7 +124,7 @@ class PackedParameters(dict):
 
     def separate(self) -> None:
         """Restore plain weights, to be packed each alone later."""
-        members = [] if self.together is None else self.together.members
+        members = [] if self.held.together is None else self.held.together.members
         for one in filter(None, (reference() for reference in members)):
             one.is_apart = True
         self.restore()

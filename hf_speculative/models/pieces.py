@@ -219,10 +219,8 @@ def pieces_of(whole: Pass) -> list[nn.Module]:
     watch = Watch(len(layers))
     watched = {f"model.{path}.{index}": WatchedLayer(_hollow(layer), watch) for index, layer in enumerate(layers)}
     hollow, generator = exchanged(whole, watched), torch.Generator().manual_seed(0)
-    places = [whole.places(rows, columns, seen, nodes, generator) for rows, columns, seen, nodes, _ in SAMPLES]
-    caches = [
-        [whole.random_cache(rows, columns, seen, generator) for _ in range(2)] for rows, columns, seen, *_ in SAMPLES
-    ]
+    places = [whole.places(*sizes[:4], generator) for sizes in SAMPLES]
+    caches = [[whole.random_cache(*sizes[:3], generator) for _ in range(2)] for sizes in SAMPLES]
     before = Before(hollow, watch, folds_by(model), places)
     try:
         given = _given(before)

@@ -92,9 +92,7 @@ def _state(model: PreTrainedModel) -> tuple:
     modules = list(model.modules())
     weights = tuple(tensor.data_ptr() for tensor in own_tensors(modules))
     # By the ids of their handles, which torch gives once.
-    hooks = tuple(
-        tuple(part) for module in modules for part in (module._forward_pre_hooks, module._forward_hooks) if part
-    )
+    hooks = tuple(tuple(part) for one in modules for part in (one._forward_pre_hooks, one._forward_hooks) if part)
     device = device_of(model).type
     autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
     training = tuple(module.training for module in modules)  # a twin and a captured pass keep theirs

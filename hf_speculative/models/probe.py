@@ -147,13 +147,6 @@ class _Drafting(EarlyExitModel):
         return super().logits(batch, ahead, num_last)
 
 
-def _width(model: PreTrainedModel) -> int:
-    """The columns of a prompt that is longer than the model's windows."""
-    config = model.config.get_text_config(decoder=True)
-    windows = [getattr(config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size", "window_size")]
-    return 6 + max([window for window in windows if window <= LONGEST_WINDOW], default=0)
-
-
 def _worst_deviation(
     model: PreTrainedModel, make_cached: Callable[[], CachedModel], inputs: Inputs | None = None, is_draft: bool = False
 ) -> float:
@@ -176,7 +169,10 @@ def _worst_deviation(
 
 
 def _random_inputs(model: PreTrainedModel, seed: int) -> Inputs:
-    width = _width(model)
+    """Prompts that are longer than the model's windows."""
+    config = model.config.get_text_config(decoder=True)
+    windows = [getattr(config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size", "window_size")]
+    width = 6 + max([window for window in windows if window <= LONGEST_WINDOW], default=0)
     prompts = _random_tokens(model, 3, width, seed).to(device_of(model))
     return text_inputs(model, Batch(prompts, [0, 1, 3], max_length=width + 8))
 

@@ -160,9 +160,7 @@ class RaggedModel(CachedModel):
         self.rows = batch.rows
         if batch.path is not None:
             self._keep_path(batch)
-        self.host_seen = [
-            min(seen, end - 1) for seen, end in zip(self.host_seen, self._ends(batch, ahead=0), strict=True)
-        ]
+        self.host_seen = [min(seen, end - 1) for seen, end in zip(self.host_seen, self._ends(batch, 0), strict=True)]
         self.seen = torch.minimum(self.seen, batch.lengths - batch.padding - 1)
         self._go_back()
 

@@ -97,9 +97,7 @@ def rewinder(cache, column: int, image_layers: Collection[int] = ()) -> Crop | S
         return Snapshot(cache, column)
     layers = getattr(cache, "self_attention_cache", cache).layers
     # Those that read the keys of others are no `CacheLayerMixin`, and those of another length hold something else than text.
-    lengths = {
-        layer.get_seq_length() for layer in layers if isinstance(layer, CacheLayerMixin) and layer.is_initialized
-    }
+    lengths = {one.get_seq_length() for one in layers if isinstance(one, CacheLayerMixin) and one.is_initialized}
     return Crop(cache, column) if len(lengths) <= 1 else Snapshot(cache, column)
 
 

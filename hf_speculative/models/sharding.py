@@ -42,9 +42,7 @@ def is_sharded(model: PreTrainedModel | None) -> bool:
     """FSDP or ZeRO-3 has sharded the weights, so that a forward gathers them from all ranks, whatever each of them reads."""
     if model is None or not are_several():
         return False
-    return any(_is_fsdp(module) for module in model.modules()) or any(
-        hasattr(weight, "ds_id") for weight in parameters_of(model)
-    )
+    return any(map(_is_fsdp, model.modules())) or any(hasattr(weight, "ds_id") for weight in parameters_of(model))
 
 
 def has_sharded_weights(model: PreTrainedModel) -> bool:

@@ -179,9 +179,7 @@ class StaticModel(RaggedModel):
                     self.cache.captured[kind] = self.capture(function, inputs)
                 except RuntimeError as error:  # a model that waits for the device inside a pass: for routing, say
                     name, self.capture = type(self.original).__name__, None
-                    warnings.warn(
-                        f"passes of {name} cannot be captured and run eagerly in this call: {error}", stacklevel=2
-                    )
+                    warnings.warn(f"passes of {name} cannot be captured and run eagerly: {error}", stacklevel=2)
         # Where it is not captured, nothing is kept: the function belongs to this call, and holds its model.
         return function(*inputs) if self.capture is None else self.cache.captured[kind](*inputs)
 

@@ -239,9 +239,8 @@ class UniversalModel(CachedModel):
         return ids if self.last_id is None else ids.clamp(max=self.last_id)
 
     def _update(self, outputs) -> None:
-        self.kwargs = updated_kwargs(
-            self.model, outputs, dict(self.kwargs), is_encoder_decoder=self.model.config.is_encoder_decoder
-        )
+        is_encoder_decoder = self.model.config.is_encoder_decoder
+        self.kwargs = updated_kwargs(self.model, outputs, dict(self.kwargs), is_encoder_decoder=is_encoder_decoder)
 
     def _record(self, outputs, first: int, is_prompt: bool = False) -> None:
         self.num_forwards += 1

@@ -23,8 +23,6 @@ SHARED = (
     threading.Thread,
     io.IOBase,
 )
-#: queues, whose copies would have no reader
-CHANNELS = (queue.Queue,)
 #: methods by which engines of grammars copy their matchers
 COPIERS = ("fork", "deep_copy")
 #: packages whose objects without such a method are tables, which generation does not change
@@ -75,7 +73,7 @@ def _known(part, known: dict[int, Any]) -> dict[int, Any]:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, CHANNELS):
+        if isinstance(value, queue.Queue):  # whose copy would have no reader
             raise TypeError(f"{type(value).__name__}, which others read")
         if type(value).__module__ == "outlines_core" and type(value).__name__ == "Guide":
             raise TypeError("outlines-core's Guide, whose copies hold its whole index; `grammar=` drafts")

@@ -64,8 +64,7 @@ class Guidance:
             own.select(kept)
             self.unconditional.select(kept)
         more = own.prompt_width - batch.prompt_width
-        own.tokens = torch.cat(
-            [self.prompt[uploaded(batch.rows, self.prompt.device)], batch.tokens[:, batch.prompt_width :]], 1
-        )
+        rows = uploaded(batch.rows, self.prompt.device)
+        own.tokens = torch.cat([self.prompt[rows], batch.tokens[:, batch.prompt_width :]], 1)
         own.lengths = batch.lengths + more
         own.host_lengths = [length + more for length in batch.host_lengths]

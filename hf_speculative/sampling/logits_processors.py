@@ -65,9 +65,8 @@ class Processors:
     @property
     def settings(self) -> Hashable | None:
         """Which processors there are, with their numbers, if no prefix and no tensor has a say; else `None`."""
-        settings = [
-            (type(step.processor), *vars(step.processor).items()) for step in self.steps if type(step) is ContextFree
-        ]
+        processors = [step.processor for step in self.steps if type(step) is ContextFree]
+        settings = [(type(processor), *vars(processor).items()) for processor in processors]
         values = [value for _, *items in settings for _, value in items]
         is_plain = all(value is None or isinstance(value, (bool, int, float, str)) for value in values)
         is_alone = len(settings) == len(self.steps) and self.guidance is None

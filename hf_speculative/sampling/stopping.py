@@ -90,9 +90,7 @@ class CriteriaStopping(Stopping):
             length = before + i + 1
             if token == NO_TOKEN:
                 what = f"row {row}: there is no distribution to draw token {length - batch.prompt_width} from"
-                raise NoDistribution(
-                    f"{what}: logits hold NaN or infinity, or no token is allowed, as in plain `generate`."
-                )
+                raise NoDistribution(f"{what}: logits hold NaN or infinity, or no token is allowed, as in `generate`.")
             is_full = self.max_length is not None and length >= self.max_length
             # The user's own come first: plain generate asks them about every token, the last one included.
             stops = self._ask_others(batch, b, row, length, scores[b, i])

@@ -242,9 +242,7 @@ class Draft:
             ValueError: it does not: more tokens than `plan` has for any row, or a tree where the call takes none.
         """
         if self.width > max(plan):
-            raise ValueError(
-                f"the drafter proposed {self.width} tokens a row where at most {max(plan)} were asked for."
-            )
+            raise ValueError(f"the drafter proposed {self.width} tokens a row where {max(plan)} were asked for.")
         if self.tree is not None and not may_branch:
             raise ValueError("the drafter proposed a tree where `may_branch` is False: it may propose chains only.")
         return self.tree
@@ -278,8 +276,5 @@ def along_path(draft: Draft, verdict: Verdict, *of_positions: Tensor) -> tuple[D
     acceptance_prob = None if verdict.acceptance_prob is None else verdict.acceptance_prob[rows, path]
     positions = functional.pad(path + 1, (1, 0))
     chain = Draft(draft.tokens[rows, path], None, draft.num_tokens)
-    return (
-        chain,
-        replace(verdict, acceptance_prob=acceptance_prob),
-        tuple(values[rows, positions] for values in of_positions),
-    )
+    verdict = replace(verdict, acceptance_prob=acceptance_prob)
+    return chain, verdict, tuple(values[rows, positions] for values in of_positions)

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call.option_table import CALL, CONFIG, GENERATION_CONFIG, IN_CALL, OPTIONS, REFUSED, ROWS
-from hf_speculative.call.option_types import Drafts, Flag, Grammars, HasMethods, Instance, Name, RealNumber, WholeNumber
+from hf_speculative.call.option_types import Drafts, Flag, Grammars, Instance, Name, Probability, Streamer, WholeNumber
 from hf_speculative.call.options import read_options
 from hf_speculative.call.sources import SOURCES, asked_with
 from hf_speculative.schedules import SCHEDULE_NAMES
@@ -23,22 +23,22 @@ NAN = float("nan")
 #: by type: values of other types, and values out of range
 WRONG_TYPES = {
     WholeNumber: ["3", True, 2.0, NAN, torch.tensor(3)],
-    RealNumber: ["0.3", True, torch.tensor(0.3)],
+    Probability: ["0.3", True, torch.tensor(0.3)],
     Flag: [1, 0, 0.0],
     Name: [7, True, object],
     Drafts: [7, True, ["suffix", 7]],
     Instance: [7, "adaptive", object()],
-    HasMethods: [7, print, torch.nn.Linear],
+    Streamer: [7, print, torch.nn.Linear],
     Grammars: [7, True, object(), [7]],
 }
 OUT_OF_RANGE = {
     WholeNumber: [0, -1, np.int64(0)],
-    RealNumber: [-0.5, NAN, np.float32(-2)],
+    Probability: [-0.5, NAN, np.float32(-2)],
     Name: ["nonsense"],
     Drafts: [[]],
     Grammars: [[]],
 }
-GOOD = {WholeNumber: 3, RealNumber: 0.3, Flag: True}
+GOOD = {WholeNumber: 3, Probability: 0.3, Flag: True}
 BY_NAME = pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 
 
@@ -80,7 +80,7 @@ def test_a_value_of_another_type_or_out_of_range(target, draft, option):
     wrong += [(value, ValueError) for value in OUT_OF_RANGE.get(type(option.type), ()) if not takes_any_name]
     if isinstance(option.type, Flag):
         wrong.append(("no", ValueError if option.type.word else TypeError))
-    if isinstance(option.type, RealNumber):
+    if isinstance(option.type, Probability):
         wrong.append((1.5, ValueError))
     for value, error in wrong:
         shown = f"={re.escape(repr(value))}" if isinstance(value, (str, bool, int, float)) else ""

@@ -123,7 +123,7 @@ def test_a_source_is_a_line_in_the_tuple(target, head):
         (
             lambda: build("seq2seq", "t5"),
             {},
-            "`LlamaForCausalLM` reads the target's hidden states, and T5ForConditionalGeneration is an encoder-decoder model",
+            "`LlamaForCausalLM` reads hidden states, and T5ForConditionalGeneration is an encoder-decoder model",
         ),
     ],
 )
@@ -143,7 +143,7 @@ def test_what_a_source_says_is_refused_before_the_first_forward(head, make, kwar
 )
 def test_what_of_a_call_keeps_it_off_the_ragged_path_is_named(target, name, value):
     asked = {name: value, "return_dict_in_generate": True, "max_new_tokens": 4}
-    message = f"reads the target's ragged cache.*: leave `{name}={value}` out, or use a draft model"
+    message = f"reads a ragged cache.*: leave `{name}={value}` out, or use a draft model"
     with tiny.CountForwards(target) as forwards, pytest.raises(ValueError, match=message):
         hs.generate(target, **tiny.prompts(1), assistant_early_exit=1, **asked)
     assert not forwards.lengths

@@ -42,7 +42,7 @@ def test_one_product(packed, products):
     rows = attention.q_proj.out_features + attention.k_proj.out_features + attention.v_proj.out_features
     of_a_layer = [(rows, 32), (32, 32), (2 * mlp.up_proj.out_features, 32), (32, mlp.up_proj.out_features)]
     assert products == 2 * of_a_layer + [(tiny.VOCAB, 32)]
-    assert not attention.k_proj._parameters.together.kept, "inputs and products are let go"
+    assert not attention.k_proj._parameters.held.together.kept, "inputs and products are let go"
 
 
 @pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj"])
@@ -90,8 +90,8 @@ def test_layers_that_read_other_inputs_are_packed_alone(plain, packed):
         torch.testing.assert_close(logits(packed), expected)
     assert not is_packed(attention.q_proj)
     packed.generate(**tiny.prompts(1), **KWARGS)
-    assert num_packed(packed) == 15 and attention.q_proj._parameters.together is None
-    assert packed.model.layers[1].self_attn.q_proj._parameters.together is not None
+    assert num_packed(packed) == 15 and attention.q_proj._parameters.held.together is None
+    assert packed.model.layers[1].self_attn.q_proj._parameters.held.together is not None
     torch.testing.assert_close(logits(packed), expected)
     hs.detach(packed)
     assert have_equal_weights(packed, weights(plain))

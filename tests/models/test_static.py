@@ -11,7 +11,7 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 from torch._dynamo.utils import counters
 
 import hf_speculative as hs
-from hf_speculative.models import RaggedModel, StaticModel, artifacts, eager_reason, execution, pool, static
+from hf_speculative.models import RaggedModel, StaticModel, artifacts, execution, pool, static
 from tests.architectures.check import build
 from tests.support import distributions, tiny
 from tests.support.execution import run_as
@@ -119,7 +119,7 @@ def test_passes_that_cannot_be_captured_run_eagerly_and_say_why(target, draft, r
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(Recorded, "__call__", refuse)
-    with pytest.warns(UserWarning, match="LlamaForCausalLM cannot be captured and run eagerly in this call: operation"):
+    with pytest.warns(UserWarning, match="LlamaForCausalLM cannot be captured and run eagerly: operation"):
         unequal(target, draft)
     for model in (target, draft):
         assert not pool._kept[model].idle.captured, "what belongs to a call went with it"
@@ -238,10 +238,10 @@ class TestCompile:
 
 
 def test_models_that_cannot_say_why(target):
-    assert eager_reason(target) is None
+    assert execution.eager_reason(target) is None
     hooked = tiny.llama()
     add_hook_to_module(hooked.model.layers[0], ModelHook())
-    assert "model.layers.0" in eager_reason(hooked)
+    assert "model.layers.0" in execution.eager_reason(hooked)
     assert type(execution.ragged_model(hooked, compile=True)) is RaggedModel
 
 

@@ -16,7 +16,7 @@ from transformers.masking_utils import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hf_speculative.hf_compat import attention_name, set_own_attention_name
+from hf_speculative.hf_compat import attention_name, set_own_attention
 
 FLASH, FLEX, HUB = "flash_attention_2", "flex_attention", "kernels-community/flash-attn3"
 
@@ -93,5 +93,5 @@ def loaded(model, name: str):
     """The model as `from_pretrained(attn_implementation=name)` gives it where the kernel is installed."""
     for module in model.modules():
         if attention_name(vars(module).get("config")):
-            set_own_attention_name(module.config, name)
+            set_own_attention(module.config, name)
     return model
