@@ -107,9 +107,7 @@ class Eagle3Config(SpeculatorsConfig):
             raise ValueError("`norm_before_fc` and `fc_norm` are both true, and only one norm stands before `fc`.")
         rope = getattr(layers, "rope_parameters", None) or {}
         if rope.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ValueError(
-                f"`partial_rotary_factor={rope['partial_rotary_factor']}`: heads that rotate a part of each key cannot be run."
-            )
+            raise ValueError(f"`partial_rotary_factor={rope['partial_rotary_factor']}`: heads with one cannot be run.")
         if self.is_parallel and self.mask_token_id is None:
             raise ValueError("`speculators_model_type='peagle'` needs `mask_token_id`, and the config has none.")
 
