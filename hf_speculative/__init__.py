@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .compatibility.answer import Compatibility, check
     from .compatibility.audit import Audit, audit
     from .drafting.source import DraftSource
-    from .drafting.suffix import SuffixStore
+    from .drafting.suffix.store import SuffixStore
     from .embedded import embedded_pair
     from .embedded.examples import example_pair
     from .generation import SpeculativeGenerationMixin, attach, detach, generate, patch_transformers

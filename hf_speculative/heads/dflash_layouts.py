@@ -176,9 +176,7 @@ class SpeculatorsDFlashLayout(DFlashLayout):
             "sliding_window": getattr(layers, "sliding_window", None) or layers.max_position_embeddings,
             "vocab_size": layers.vocab_size,
             "draft_vocab_size": self._or("draft_vocab_size", 32000),
-            "speculators_config": self._or(
-                "speculators_config", speculators_config(kind, None, size - (not from_anchor))
-            ),
+            "speculators_config": self._or("speculators_config", speculators_config(kind, size - (not from_anchor))),
         }
 
     def _or(self, name: str, default):

@@ -179,9 +179,7 @@ def new_block(
         window_from_anchor=True,
         tie_word_embeddings=False,
         num_target_layers=depth,
-        speculators_config=speculators_config(
-            "dflash", target.config.name_or_path or None, num_draft_tokens, target.config.architectures
-        ),
+        speculators_config=speculators_config("dflash", num_draft_tokens, target.config),
     )
     head = DFlashHead(config).float()
     if config.has_own_ids:

@@ -33,10 +33,6 @@ class Data:
     num_repeated: int
     answers: dict[int, list[int]]
 
-    @property
-    def digest(self) -> str:
-        return Prompts(self.prompts).digest
-
     def examples(self) -> list[Example]:
         """Those that the data set brings."""
         return [Example(tuple(self.prompts[i]), tuple(ids)) for i, ids in self.answers.items() if i in self.prompts]

@@ -14,6 +14,7 @@ from ..call.attached import own_generate
 from ..drafting.tables import TablesSource
 from ..generation import attach, detach
 from ..measuring.fingerprint import fingerprint
+from ..measuring.inputs import Prompts
 from ..measuring.processes import Processes
 from ..models import num_parameters
 from ..reports import files
@@ -151,7 +152,9 @@ class Run:
             self.processes.gather([])  # none begins before all have looked into the folder
             return
         self.watch.part("answers of the target")
-        header = header_of(f"{name_of(self.target)} {fingerprint(self.target)}", self.data.digest, settings)
+        header = header_of(
+            f"{name_of(self.target)} {fingerprint(self.target)}", Prompts(self.data.prompts).digest, settings
+        )
         rank, count, prompts = self.processes.rank, self.processes.count, self.data.prompts
         paths = [self.folder / ANSWERS, *(self.folder / f"{ANSWERS}.rank{one}" for one in range(1, count))]
         with self._decodes_fast():

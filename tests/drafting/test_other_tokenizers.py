@@ -274,10 +274,10 @@ def test_tokenizers_can_be_attached():
 
 #: what of the call is said otherwise, and what the error says
 REFUSED = {
-    "no target tokenizer": ({"tokenizer": None}, "in a call. has no effect without `tokenizer`"),
+    "no target tokenizer": ({"tokenizer": None}, "in a call. needs `tokenizer`"),
     "no tokenizers": (
         {"tokenizer": None, "assistant_tokenizer": None, "vocabulary_mapping": "strings"},
-        "`vocabulary_mapping='strings'` has no effect without",
+        "`vocabulary_mapping='strings'` needs `draft_tokenizer`",
     ),
     "unknown mapping": ({"vocabulary_mapping": "tokens"}, "'tokens'` is not one of intersection, strings"),
     "not a tokenizer": ({"assistant_tokenizer": print}, "`assistant_tokenizer` is of type builtin_function_or_method"),

@@ -28,7 +28,7 @@ def recorded(monkeypatch):
     pool._kept.clear()
     make = lambda model, clamp_ids=False, **_: StaticModel(model, clamp_ids, capture=capture)  # noqa: E731
     monkeypatch.setattr("hf_speculative.call.parts.ragged_model", make)
-    monkeypatch.setattr("hf_speculative.drafting.draft_model.ragged_model", make)
+    monkeypatch.setattr("hf_speculative.drafting.draft_model.models.ragged_model", make)
     return capture
 
 
