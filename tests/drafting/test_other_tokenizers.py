@@ -283,7 +283,7 @@ REFUSED = {
     "not a tokenizer": ({"assistant_tokenizer": print}, "`assistant_tokenizer` is of type builtin_function_or_method"),
     "nothing in common": (
         {"assistant_tokenizer": tongues.characters("ΑΒΓ"), "vocabulary_mapping": "intersection"},
-        "cannot draft through `draft_tokenizer`: they have no token of text in common.*another draft",
+        "cannot draft by `draft_tokenizer`: they have no token of text in common.*another draft",
     ),
     "no text": (
         {"assistant_tokenizer": tongues.characters("abc"), "vocabulary_mapping": "strings"},
