@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .compatibility.audit import Audit as Audit
     from .compatibility.audit import audit as audit
     from .drafting.source import DraftSource as DraftSource
-    from .drafting.suffix import SuffixStore as SuffixStore
+    from .drafting.suffix.store import SuffixStore as SuffixStore
     from .embedded import embedded_pair as embedded_pair
     from .embedded.examples import example_pair as example_pair
     from .generation import SpeculativeGenerationMixin as SpeculativeGenerationMixin

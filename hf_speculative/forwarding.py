@@ -16,13 +16,24 @@ class Forwarded:
         return self if instance is None else getattr(getattr(instance, self.part), self.name)
 
 
-def forwards_to(part: str) -> Callable[[Kind], Kind]:
-    """A class whose public names are those of the part in its attribute `part`, but for what it defines itself."""
+class Handed(Forwarded):
+    """One whose assignments go to the part as well."""
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        setattr(getattr(instance, self.part), self.name, value)
+
+
+def forwards_to(part: str, *handed: str) -> Callable[[Kind], Kind]:
+    """A class whose public names are those of the part in its attribute `part`, but for what it defines itself.
+
+    Args:
+        handed: names that are set on the part, not on the object itself.
+    """
 
     def forwarding(kind: Kind) -> Kind:
         for name in dir(kind):
             if not name.startswith("_") and name not in vars(kind):
-                setattr(kind, name, Forwarded(part, name))
+                setattr(kind, name, (Handed if name in handed else Forwarded)(part, name))
         return kind
 
     return forwarding

@@ -9,7 +9,7 @@ from .hybrid import HybridDrafter
 from .mtp import Mtp, RecursiveMtp
 from .proposers import CorpusSuffix, PromptSuffix, Proposer, Recycling
 from .string_match import StringMatch
-from .suffix import SuffixStore
+from .suffix.store import SuffixStore
 from .token_intersection import TokenIntersection
 from .tree_drafter import TreeDrafter
 

@@ -27,15 +27,11 @@ class Chances:
 
     def of(self, row: int, kind: Hashable) -> float:
         """The chance that a guess of this kind is right in this row of the call."""
-        counts = self.of_all.get(kind)
-        if counts is None:
-            weight = PRIOR_WEIGHT
-            counts = self.of_all[kind] = [weight * self.prior(kind), weight]
-        right, num = counts
-        own = self.of_row[row].get(kind)
-        if own is None:
-            return right / num
-        return (own[0] + ROW_WEIGHT * right / num) / (own[1] + ROW_WEIGHT)
+        if kind not in self.of_all:
+            self.of_all[kind] = [PRIOR_WEIGHT * self.prior(kind), PRIOR_WEIGHT]
+        right, num = self.of_all[kind]
+        own_right, own_num = self.of_row[row].get(kind, (0.0, 0.0))
+        return (own_right + ROW_WEIGHT * right / num) / (own_num + ROW_WEIGHT)
 
     def add(self, row: int, kind: Hashable, is_right: bool) -> None:
         for counts in (self.of_all[kind], self.of_row[row].setdefault(kind, [0.0, 0.0])):

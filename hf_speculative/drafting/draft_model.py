@@ -11,17 +11,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .. import models
 from ..interfaces import CachedModel, Drafter, Sampler, Schedule
-from ..models import (
-    TextModel,
-    UniversalModel,
-    checks,
-    choose,
-    choose_for,
-    fits_trees,
-    inputs_for_draft,
-    max_positions_of,
-)
 from ..models.execution import multimodal_model, ragged_model
 from ..tokenizers.alignment import LOOKBEHIND, Translation
 from ..tokenizers.loading import tokenizer_beside
@@ -97,13 +88,9 @@ class DraftModelSource(GivenModelSource):
     def __post_init__(self):
         super().__post_init__()
         if self.draft_tokenizer is not None and self.tokenizer is None:
-            raise ValueError(
-                "`draft_tokenizer` (`assistant_tokenizer` in a call) has no effect without `tokenizer`: give both."
-            )
+            raise ValueError("`draft_tokenizer` (`assistant_tokenizer` in a call) needs `tokenizer`: give both.")
         if self.vocabulary_mapping is not None and self.draft_tokenizer is None:
-            raise ValueError(
-                f"`vocabulary_mapping={self.vocabulary_mapping!r}` has no effect without `draft_tokenizer`: leave it out."
-            )
+            raise ValueError(f"`vocabulary_mapping={self.vocabulary_mapping!r}` needs `draft_tokenizer`: give both.")
 
     @property
     def cost_key(self) -> Hashable:
@@ -120,7 +107,7 @@ class DraftModelSource(GivenModelSource):
         return replace(self, tokenizer=own, draft_tokenizer=of_draft)
 
     def check(self, model: PreTrainedModel) -> None:
-        checks.check_model(self.draft_model, "draft_model")
+        models.checks.check_model(self.draft_model, "draft_model")
 
     def check_ids(self, model: PreTrainedModel) -> None:
         if self.draft_tokenizer is not None:
@@ -149,16 +136,16 @@ class DraftModelSource(GivenModelSource):
         strategy = self._strategy(call)
         has_own_text = strategy != "same"
         cached = None if has_own_text else self._with_media(call)
-        is_ragged = choose(draft, is_draft=True).name == "ragged"
+        is_ragged = models.choose(draft, is_draft=True).name == "ragged"
         if cached is None and is_ragged and (has_own_text or call.inputs.prompt.is_left_padded):
             # It may be shown tokens that it has no embedding for, where the target's vocabulary is padded further.
             cached = ragged_model(draft, True, compile=call.compile, cuda_graphs=call.cuda_graphs)
         elif cached is None:
             cached = self._on_universal_path(call, has_own_text)
-        max_positions = max_positions_of(draft)
+        max_positions = models.max_positions_of(draft)
         if not has_own_text:
             drafter = DraftModel(cached, max_positions)
-            return self.in_trees(drafter) if cached.takes_trees and fits_trees(draft) else drafter
+            return self.in_trees(drafter) if cached.takes_trees and models.fits_trees(draft) else drafter
         translation = Translation(
             self.tokenizer,
             self.draft_tokenizer,
@@ -177,9 +164,7 @@ class DraftModelSource(GivenModelSource):
         """
         match = self.vocabulary(call.model, bool(call.inputs.generation_config.do_sample))
         if match is not None and match.strategy is None:
-            raise ValueError(
-                f"`draft_model` cannot draft through `draft_tokenizer`: {match.reason}. Use another draft."
-            )
+            raise ValueError(f"`draft_model` cannot draft by `draft_tokenizer`: {match.reason}. Use another draft.")
         strategy = (match and match.strategy) or "same"
         useless = [f"`{name}`" for name in LOOKBEHINDS if name in self.in_call]
         if useless and strategy != "strings":
@@ -194,8 +179,8 @@ class DraftModelSource(GivenModelSource):
         draft, inputs = self.draft_model, call.inputs
         if not inputs.has_media or call.model.config.is_encoder_decoder or draft.config.is_encoder_decoder:
             return None
-        prepared = inputs_for_draft(draft, call.model, inputs, call.generate_kwargs, call.inputs_tensor)
-        if not choose_for(draft, prepared, is_draft=True).has_media:
+        prepared = models.inputs_for_draft(draft, call.model, inputs, call.generate_kwargs, call.inputs_tensor)
+        if not models.choose_for(draft, prepared, is_draft=True).has_media:
             return None
         return multimodal_model(draft, prepared, clamp_ids=True, compile=call.compile)
 
@@ -203,16 +188,16 @@ class DraftModelSource(GivenModelSource):
         draft = self.draft_model
         if has_own_text and draft.config.is_encoder_decoder:
             raise ValueError(
-                f"`draft_model`: the encoder of {type(draft).__name__} reads the prompt: use one with the target's tokenizer."
+                f"`draft_model`: {type(draft).__name__} has an encoder: use one with the target's tokenizer."
             )
         if call.inputs.input_ids.shape[1] == 0:
             raise ValueError(
                 f"`draft_model`: {type(draft).__name__} needs the prompt's ids, and `inputs_embeds` came alone: pass "
                 "`input_ids=` as well, or use another draft."
             )
-        prepared = inputs_for_draft(draft, call.model, call.inputs, call.generate_kwargs, call.inputs_tensor)
-        checks.check_universal(draft, prepared, "draft_model")
-        return TextModel(draft) if has_own_text else UniversalModel(draft, prepared, clamp_ids=True)
+        prepared = models.inputs_for_draft(draft, call.model, call.inputs, call.generate_kwargs, call.inputs_tensor)
+        models.checks.check_universal(draft, prepared, "draft_model")
+        return models.TextModel(draft) if has_own_text else models.UniversalModel(draft, prepared, clamp_ids=True)
 
 
 def _vocab_size(model: PreTrainedModel) -> int:

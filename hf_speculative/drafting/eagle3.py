@@ -211,12 +211,11 @@ class Eagle3Source(HeadSource):
                 "padding explains: use the draft that belongs to it."
             )
 
-    def drafter_for(self, model: PreTrainedModel) -> Drafter:
-        return self.in_trees(self.kind(self.draft_model, model))
+    def drafter_for(self, model: PreTrainedModel, one_pass: CompiledPass | None = None) -> Drafter:
+        return self.in_trees(self.kind(self.draft_model, model, one_pass))
 
     def drafter(self, call: BuildContext) -> Drafter:
-        one_pass = compiled_pass(self.draft_model, call.compile)
-        return self.in_trees(self.kind(self.draft_model, call.model, one_pass))
+        return self.drafter_for(call.model, compiled_pass(self.draft_model, call.compile))
 
 
 class PEagleSource(Eagle3Source):

@@ -3,7 +3,7 @@
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..forwarding import forwards_to
+from ..forwarding import Handed, forwards_to
 from ..interfaces import CachedModel, Drafter, Sampler, Schedule
 from ..schedules.hybrid import HybridSchedule
 from ..types import Batch, Draft
@@ -20,17 +20,11 @@ class HybridDrafter(WrappedDrafter):
     add guesses to its tree (`Drafter.propose_beside`).
     """
 
+    may_branch = Handed("guesses", "may_branch")  # type: ignore[assignment]
+
     def __init__(self, guesses: TreeDrafter, drafter: Drafter):
         super().__init__(drafter)
         self.guesses, self.one_hot_proposals, self.branches = guesses, False, True
-
-    @property
-    def may_branch(self) -> bool:
-        return self.guesses.may_branch
-
-    @may_branch.setter
-    def may_branch(self, may_branch: bool) -> None:
-        self.guesses.may_branch = may_branch
 
     def branches_with(self, sampler: Sampler) -> bool:
         return self.guesses.branches_with(sampler)

@@ -151,9 +151,7 @@ class MtpSource(DraftSource):
         if not getattr(config, "num_mtp_layers", None):
             raise ValueError(f"`use_mtp=True`: {name} has no MTP layers (`config.num_mtp_layers`): {OTHERWISE}.")
         if not hasattr(_mtp_class(), "forward_layer"):
-            raise ValueError(
-                f"`use_mtp=True` needs a transformers whose MtpModel runs layer by layer, as 5.23 does: update {__version__}."
-            )
+            raise ValueError(f"`use_mtp=True` needs the MtpModel of transformers 5.23 or later: update {__version__}.")
         kinds = set(getattr(model.config.get_mtp_config(), "layer_types", None) or ["full_attention"])
         if not kinds <= LAYER_TYPES:
             raise ValueError(

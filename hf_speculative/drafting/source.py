@@ -169,12 +169,11 @@ class DraftSource:
 
     def build(self, call: BuildContext) -> tuple[CachedModel | None, Drafter]:
         """The target with its cache, where it has to be of a kind of its own, and the drafter."""
-        drafter, target = self.drafter(call), None
-        if self.reads_states:
-            layers = tuple(drafter.hidden_layers)
-            target = recording_model(
-                call.model, call.inputs, call.path, layers, call.keep, call.compile, call.is_static
-            )
+        drafter = self.drafter(call)
+        if not self.reads_states:
+            return None, drafter
+        layers = tuple(drafter.hidden_layers)
+        target = recording_model(call.model, call.inputs, call.path, layers, call.keep, call.compile, call.is_static)
         return target, drafter
 
     def drafter(self, call: BuildContext) -> Drafter:

@@ -19,7 +19,7 @@ from ..models import num_logits
 from ..models.model_state import kept_with
 from ..reports.files import named
 from .proposers import NUM_SUCCESSORS, CorpusSuffix, PromptSuffix, Proposer, Recycling
-from .suffix import SuffixStore
+from .suffix.store import SuffixStore
 from .texts import GuessingSource
 
 #: files of a folder with tables: answers, and the tokens that followed each token
@@ -99,5 +99,4 @@ class TablesSource(GuessingSource):
         recycling = kept_with(model).setdefault((TablesSource, self.tables), Recycling())
         if not len(recycling.table):
             recycling.table = self.tables.successors.copy()
-        store = self.tables.store
-        return [recycling, PromptSuffix(), CorpusSuffix(store, learns=False)]
+        return [recycling, PromptSuffix(), CorpusSuffix(self.tables.store, learns=False)]

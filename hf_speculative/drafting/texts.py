@@ -20,7 +20,7 @@ from ..tokenizers.loading import tokenizer_of
 from .mtp import MtpSource
 from .proposers import CorpusSuffix, PromptSuffix, Proposer, Recycling
 from .source import BuildContext, DraftSource
-from .suffix import SuffixStore
+from .suffix.store import SuffixStore
 from .tree_drafter import TreeDrafter
 
 #: a file or folder, texts and files, or a store

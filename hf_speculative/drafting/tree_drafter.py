@@ -52,9 +52,8 @@ class TreeDrafter(Drafter):
 
     def _prior(self, kinds: Hashable) -> float:
         assert isinstance(kinds, tuple)
-        return max(
-            proposer.prior(kind) for proposer, kind in zip(self.proposers, kinds, strict=True) if kind is not None
-        )
+        pairs = zip(self.proposers, kinds, strict=True)
+        return max(proposer.prior(kind) for proposer, kind in pairs if kind is not None)
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         self.vocab_size = sampler.vocab_size

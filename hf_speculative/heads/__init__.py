@@ -83,4 +83,4 @@ def write_head(head: PreTrainedModel | Layout, folder: str | Path, layout: str, 
     reason = first_reason(kind.unsupported(config)) if kind else f"its config is of type {type(config).__name__}"
     if kind is None or reason is not None:
         raise ValueError(f"the layout {layout!r} has no place for this head: {reason}.")
-    kind.write(config, tensors, folder, target_name)
+    kind.write(config, tensors, Path(folder), target_name)

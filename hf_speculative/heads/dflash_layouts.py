@@ -5,30 +5,19 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import AutoConfig, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedConfig
 
+from . import dflash_written as written
 from .dflash import DFlashHead, DFlashHeadConfig
 from .dflash_parts import MARKOV_HEADS
-from .dflash_written import (
-    ADDED,
-    LAYER_FIELDS,
-    NAMES,
-    PARTS,
-    RENAMED,
-    SCALES,
-    for_speculators,
-    for_z_lab,
-    unsupported_by_speculators,
-    unsupported_by_z_lab,
-)
 from .eagle3_config import speculators_config
 from .layout import Layout, first_reason
 
 #: parts of the target that some files hold a copy of
 OF_TARGET = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")
 #: those that z-lab's and DeepSpec's files name
-ARCHITECTURES = {*NAMES.values(), "Qwen3DSparkModel", "Gemma4DSparkModel"}
+ARCHITECTURES = {*written.NAMES.values(), "Qwen3DSparkModel", "Gemma4DSparkModel"}
 #: what the files of some other kinds of heads say, which nothing here runs
 UNKNOWN = ("draft_shift", "shift_label", "fc_norm", "use_swa", "dspark_backbone_conv_enabled")
-#: speculators' values, by its type of head, of the fields in `ADDED` that the file leaves out
+#: speculators' values, by its type of head, of the fields in `written.ADDED` that the file leaves out
 DEFAULTS: dict[str, tuple] = {"dflash": (), "dflash2": (2, 16, 256, 16), "dspark": (256, "vanilla", True, True)}
 KINDS_OF_LAYERS = ["full_attention", "sliding_attention"]
 
@@ -55,12 +44,12 @@ class DFlashLayout(Layout):
         layers = self.layers()
         own = {name: value for name, value in self.fields(layers).items() if value is not None}
         self._check_fields(layers, own)
-        fields = {name: getattr(layers, name) for name in LAYER_FIELDS}
+        fields = {name: getattr(layers, name) for name in written.LAYER_FIELDS}
         fields["head_dim"] = getattr(layers, "head_dim", None) or layers.hidden_size // layers.num_attention_heads
         fields["layer_types"] = getattr(layers, "layer_types", None) or KINDS_OF_LAYERS[:1] * layers.num_hidden_layers
         dtype = self.files.fields.get("dtype", self.files.fields.get("torch_dtype"))
         ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-        adds = own["draft_vocab_size"] < own["vocab_size"] or any(own.get(group[0]) for group in PARTS)
+        adds = own["draft_vocab_size"] < own["vocab_size"] or any(own.get(group[0]) for group in written.PARTS)
         kind = DFlashHeadConfig if adds else MuseGlimmerAssistantConfig
         return kind(**fields | ids | own, dtype=dtype, tie_word_embeddings=False)
 
@@ -70,7 +59,7 @@ class DFlashLayout(Layout):
         found = {name: tensor for name, tensor in tensors.items() if not name.startswith(of_target)}
         # Some files have codebooks as embeddings.
         found = {name.replace("_codebook.weight", "_codebook"): tensor for name, tensor in found.items()}
-        return {RENAMED.get(name, name): tensor for name, tensor in found.items()}
+        return {written.RENAMED.get(name, name): tensor for name, tensor in found.items()}
 
     def _check_fields(self, layers: PreTrainedConfig, own: dict[str, Any]) -> None:
         missing = [name for name in ("block_size", "mask_token_id", "target_layer_ids") if name not in own]
@@ -107,7 +96,7 @@ class ZLabLayout(DFlashLayout):
     """
 
     name = "z-lab"
-    unsupported, published = staticmethod(unsupported_by_z_lab), staticmethod(for_z_lab)
+    unsupported, published = staticmethod(written.unsupported_by_z_lab), staticmethod(written.for_z_lab)
 
     @classmethod
     def recognises(cls, files) -> bool:
@@ -127,10 +116,10 @@ class ZLabLayout(DFlashLayout):
         return AutoConfig.for_model(kind, **fields)
 
     def fields(self, layers: PreTrainedConfig) -> dict[str, Any]:
-        parts = [name for group in PARTS if self.value(group[0]) for name in group]
+        parts = [name for group in written.PARTS if self.value(group[0]) for name in group]
         window = getattr(layers, "sliding_window", None)
         return {
-            **{name: self.value(name) for name in ("block_size", "mask_token_id", *SCALES, *parts)},
+            **{name: self.value(name) for name in ("block_size", "mask_token_id", *written.SCALES, *parts)},
             "target_layer_ids": self.value("target_layer_ids") or self._default_layers(layers.num_hidden_layers),
             "num_target_layers": self.value("num_target_layers"),
             "sample_from_anchor": any("DSpark" in name for name in self.files.fields.get("architectures") or ()),
@@ -162,7 +151,7 @@ class SpeculatorsDFlashLayout(DFlashLayout):
     """speculators' (`speculators_model_type`), which vLLM reads; `RedHatAI/*-speculator.dflash`."""
 
     name = "speculators"
-    unsupported, published = staticmethod(unsupported_by_speculators), staticmethod(for_speculators)
+    unsupported, published = staticmethod(written.unsupported_by_speculators), staticmethod(written.for_speculators)
     speculators_types = ("dflash", "dflash2", "dspark")
     names = {"target_layer_ids": "aux_hidden_state_layer_ids"}  # noqa: RUF012
 
@@ -175,7 +164,9 @@ class SpeculatorsDFlashLayout(DFlashLayout):
         is_bidirectional = self._or("sliding_window_non_causal", kind == "dflash2")
         size, from_anchor = self._or("block_size", 8), self._or("sample_from_anchor", kind == "dspark")
         return {
-            **{name: self._or(name, default) for name, default in zip(ADDED[kind], DEFAULTS[kind], strict=True)},
+            **{
+                name: self._or(name, default) for name, default in zip(written.ADDED[kind], DEFAULTS[kind], strict=True)
+            },
             "block_size": size,
             "mask_token_id": self.value("mask_token_id"),
             "target_layer_ids": None if states is None else [index - 1 for index in states],
@@ -185,9 +176,7 @@ class SpeculatorsDFlashLayout(DFlashLayout):
             "sliding_window": getattr(layers, "sliding_window", None) or layers.max_position_embeddings,
             "vocab_size": layers.vocab_size,
             "draft_vocab_size": self._or("draft_vocab_size", 32000),
-            "speculators_config": self._or(
-                "speculators_config", speculators_config(kind, None, size - (not from_anchor))
-            ),
+            "speculators_config": self._or("speculators_config", speculators_config(kind, size - (not from_anchor))),
         }
 
     def _or(self, name: str, default):

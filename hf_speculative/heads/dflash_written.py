@@ -50,7 +50,7 @@ def for_speculators(config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Pub
         "speculators_model_type": kind,
         "speculators_version": SPECULATORS_VERSION,
         "speculators_config": getattr(config, "speculators_config", None)
-        or speculators_config(kind, num_draft_tokens=block.max_draft_tokens),
+        or speculators_config(kind, block.max_draft_tokens),
         "transformer_layer_config": _layers(config, window),
         "draft_vocab_size": config.draft_vocab_size,
         "block_size": block.block_size,

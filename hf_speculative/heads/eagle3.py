@@ -5,51 +5,32 @@ layers, and beyond what the target has read it is the head's own. Names of field
 what is saved here is a folder that speculators and vLLM read.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from ..hf_compat import attention_name, set_attention_name
-from ..hf_compat.layers import (
-    GradientCheckpointingLayer,
-    LlamaDecoderLayer,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-    Qwen3DecoderLayer,
-    Qwen3RMSNorm,
-    Qwen3RotaryEmbedding,
-)
+from ..hf_compat import layers as modules
 from .draft_ids import over_target
 from .eagle3_config import Eagle3Config
 
-
-@dataclass(frozen=True)
-class Kind:
-    """Transformers' parts for one type of layer."""
-
-    layer: type[nn.Module]
-    norm: Callable[..., nn.Module]
-    rotary: Callable[..., nn.Module]
-
-
+#: by the type of layers, transformers' classes of a layer, a norm and rotary embeddings
 KINDS = {
-    "llama": Kind(LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding),
-    "qwen3": Kind(Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding),
+    "llama": (modules.LlamaDecoderLayer, modules.LlamaRMSNorm, modules.LlamaRotaryEmbedding),
+    "qwen3": (modules.Qwen3DecoderLayer, modules.Qwen3RMSNorm, modules.Qwen3RotaryEmbedding),
 }
 
 
-class FirstLayer(GradientCheckpointingLayer):
+class FirstLayer(modules.GradientCheckpointingLayer):
     """A decoder layer whose attention reads a token's embedding beside a state."""
 
     def __init__(self, config: Eagle3Config):
         super().__init__()
-        layers, kind = config.transformer_layer_config, KINDS[config.transformer_layer_config.model_type]
-        ordinary = kind.layer(layers, 0)
+        layers = config.transformer_layer_config
+        layer, norm, _ = KINDS[layers.model_type]
+        ordinary = layer(layers, 0)
         self.norm_before_residual = config.norm_before_residual
-        self.hidden_norm = kind.norm(layers.hidden_size, eps=layers.rms_norm_eps)
+        self.hidden_norm = norm(layers.hidden_size, eps=layers.rms_norm_eps)
         self.input_layernorm = ordinary.input_layernorm
         self.self_attn = ordinary.self_attn
         for name in ("q_proj", "k_proj", "v_proj"):
@@ -91,17 +72,17 @@ class Eagle3Model(PreTrainedModel):
         super().__init__(config)
         layers = config.transformer_layer_config
         set_attention_name(layers, attention_name(config))  # transformers leaves that to models inside
-        kind, size, eps = KINDS[layers.model_type], layers.hidden_size, layers.rms_norm_eps
+        (layer, norm, rotary), size, eps = KINDS[layers.model_type], layers.hidden_size, layers.rms_norm_eps
         width = config.num_states * config.state_size
         self.embed_tokens = nn.Embedding(layers.vocab_size, size) if config.has_embed_tokens else None
-        self.input_norm = kind.norm(width, eps=eps) if config.norm_before_fc else None
-        norms = (kind.norm(config.state_size, eps=eps) for _ in range(config.num_states))
+        self.input_norm = norm(width, eps=eps) if config.norm_before_fc else None
+        norms = (norm(config.state_size, eps=eps) for _ in range(config.num_states))
         self.fc_norm = nn.ModuleList(norms) if config.fc_norm else None
         self.fc = nn.Linear(width, size, bias=False)
-        ordinary = (kind.layer(layers, index) for index in range(1, layers.num_hidden_layers))
+        ordinary = (layer(layers, index) for index in range(1, layers.num_hidden_layers))
         self.layers = nn.ModuleList([FirstLayer(config), *ordinary])
-        self.rotary_emb = kind.rotary(layers)
-        self.norm = kind.norm(size, eps=eps)
+        self.rotary_emb = rotary(layers)
+        self.norm = norm(size, eps=eps)
         self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
         if config.is_parallel:
             self.mask_hidden = nn.Parameter(torch.zeros(1, 1, width))

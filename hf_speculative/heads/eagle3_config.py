@@ -107,9 +107,7 @@ class Eagle3Config(SpeculatorsConfig):
             raise ValueError("`norm_before_fc` and `fc_norm` are both true, and only one norm stands before `fc`.")
         rope = getattr(layers, "rope_parameters", None) or {}
         if rope.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ValueError(
-                f"`partial_rotary_factor={rope['partial_rotary_factor']}`: heads that rotate a part of each key cannot be run."
-            )
+            raise ValueError(f"`partial_rotary_factor={rope['partial_rotary_factor']}`: heads with one cannot be run.")
         if self.is_parallel and self.mask_token_id is None:
             raise ValueError("`speculators_model_type='peagle'` needs `mask_token_id`, and the config has none.")
 
@@ -149,21 +147,17 @@ class Eagle3Config(SpeculatorsConfig):
         return {"architectures": [kind], "tie_word_embeddings": False}
 
 
-def speculators_config(
-    algorithm: str,
-    target: str | None = None,
-    num_draft_tokens: int | None = None,
-    architectures: list[str] | None = None,
-) -> dict[str, Any]:
-    """The field of that name, for a head of the target called `target`."""
+def speculators_config(algorithm: str, num_draft_tokens: int | None = None, target: Any = None) -> dict[str, Any]:
+    """The field of that name, for a head of a target whose config is `target`."""
     if num_draft_tokens is None:
         num_draft_tokens = NUM_DEPTHS if algorithm == "peagle" else 3
+    name, architectures = (getattr(target, field, None) for field in ("name_or_path", "architectures"))
     method = {"accept_tolerance": 0.0, "proposal_type": "greedy", "verifier_accept_k": 1}
     return {
         "algorithm": algorithm,
         "default_proposal_method": "greedy",
         "proposal_methods": [method | {"speculative_tokens": num_draft_tokens}],
-        "verifier": {"name_or_path": target, "architectures": architectures or []},
+        "verifier": {"name_or_path": name or None, "architectures": architectures or []},
     }
 
 

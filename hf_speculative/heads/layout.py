@@ -63,10 +63,6 @@ class Layout:
             ValueError: they do not.
         """
 
-    def _check_map(self, d2t: Tensor, reason: str | None) -> None:
-        if reason is not None:
-            raise ValueError(f"{self.files.name}: d2t {tuple(d2t.shape)} {reason}: give the draft as it was published.")
-
     @classmethod
     def unsupported(cls, config: PreTrainedConfig) -> dict[str, Any]:
         """Reasons why the layout may have no place for a head of this config, one of `models`, and whether each holds."""
@@ -78,13 +74,11 @@ class Layout:
         return config.to_diff_dict() | {"dtype": dtype_of(tensors)}, tensors
 
     @classmethod
-    def write(
-        cls, config: PreTrainedConfig, tensors: dict[str, Tensor], folder: str | Path, target_name: str | None = None
-    ) -> None:
+    def write(cls, config: PreTrainedConfig, tensors: dict[str, Tensor], folder: Path, target_name: str | None) -> None:
         """Write a head, its tensors by their names in the model, to `folder`, which is created if missing.
 
         Args:
-            target_name: what the file calls the target; by default as `config` does.
+            target_name: what the file calls the target; `None`: as `config` does.
 
         Raises:
             ValueError: the layout has no field for that name.
@@ -99,7 +93,6 @@ class Layout:
             own = fields["speculators_config"]
             named = (own.get("verifier") or {"architectures": []}) | {"name_or_path": target_name}
             fields["speculators_config"] = own | {"verifier": named}
-        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG_NAME).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -113,16 +106,17 @@ class Layout:
         """
         config = self.config()
         tensors = self.renamed(self.files.tensors, config)
-        if not getattr(config, "has_own_ids", False) and "d2t" in tensors:
-            d2t, _ = tensors.pop("d2t"), tensors.pop("t2d", None)
-            self._check_map(d2t, "reorders a draft vocabulary that is as large as the target's" if d2t.any() else None)
+        d2t, reason = tensors.get("d2t"), None
+        if d2t is not None and not getattr(config, "has_own_ids", False):
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
+            reason = "reorders a draft vocabulary that is as large as the target's" if d2t.any() else None
         with torch.device("meta"):
             model = self.models[type(config)](config)
         self._check_shapes(tensors, model)
         if "d2t" in tensors:
-            self._check_map(
-                tensors["d2t"], wrong_reason(tensors["d2t"], config.get_text_config(decoder=True).vocab_size)
-            )
+            reason = wrong_reason(tensors["d2t"], config.get_text_config(decoder=True).vocab_size)
+        if d2t is not None and reason is not None:
+            raise ValueError(f"{self.files.name}: d2t {tuple(d2t.shape)} {reason}: give the draft as it was published.")
         self.check_values(tensors, config)
         return config, tensors
 

@@ -31,9 +31,7 @@ class MtpHeadConfig(SpeculatorsConfig):
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
         if self.num_nextn_predict_layers != 1:
-            raise ValueError(
-                f"`num_nextn_predict_layers={self.num_nextn_predict_layers}`: heads of one layer can be run."
-            )
+            raise ValueError(f"`num_nextn_predict_layers={self.num_nextn_predict_layers}`: give a head of one layer.")
 
     @property
     def max_draft_tokens(self) -> int:

@@ -8,6 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
+from safetensors import SafetensorError
+
 #: half of a surrogate pair, which no UTF-8 file can hold, becomes the escape that JSON has for it
 ERRORS = "backslashreplace"
 
@@ -81,5 +83,7 @@ def named(path: str | Path, kept: str) -> Iterator[None]:
     """An error of the system, such as a full disk, says which file it is about, and what was kept."""
     try:
         yield
+    except SafetensorError as error:
+        raise OSError(None, f"{error}: {kept}", str(path)) from error
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror}: {kept}", str(path)) from error

@@ -52,9 +52,7 @@ def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> li
     return list(dict.fromkeys([*found, *(token for token in after[:1] if token in tokenizer.all_special_ids)]))
 
 
-def chat_keywords(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, raw: bool = False
-) -> dict[str, Any]:
+def chat_keywords(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, raw: bool) -> dict[str, Any]:
     """Keywords of `generate` with which an answer ends where the template ends one."""
     if raw or tokenizer is None or not speaks_chat(tokenizer):
         return {}

@@ -41,6 +41,4 @@ def tokenizer_of(model: PreTrainedModel) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(model.config.name_or_path, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"no tokenizer where the model came from, {model.config.name_or_path!r}: pass `tokenizer=`."
-        ) from error
+        raise ValueError(f"no tokenizer beside the model, {model.config.name_or_path!r}: pass `tokenizer=`.") from error

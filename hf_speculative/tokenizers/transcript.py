@@ -29,9 +29,8 @@ class Transcript:
     def __init__(self, translation: Translation, by_token: bool):
         self.translation, self.by_token = translation, by_token
         self.num_read = 0
-        self.draft = Alignment(
-            translation.encode_draft, translation.draft.piece, translation.draft_lookbehind, translation.draft.prefix
-        )
+        draft, lookbehind = translation.draft, translation.draft_lookbehind
+        self.draft = Alignment(translation.encode_draft, draft.piece, lookbehind, draft.prefix)
 
     @property
     def ids(self) -> list[int]:

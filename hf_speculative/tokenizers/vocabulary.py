@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 ROLES = ("eos", "bos", "pad", "unk", "sep", "cls", "mask")
-MAPPINGS = ("intersection", "strings")
 #: from this share of common tokens on, tokens are proposed rather than text. Greedy, text is the better guess as soon as
 #: some of the likeliest tokens are missing; sampled, a distribution is worth more (measured: docs/different-tokenizers.md).
 SAMPLING_SHARE, GREEDY_SHARE = 0.6, 0.98
@@ -33,14 +33,8 @@ def mean(values: list[float]) -> float:
 """
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """The characters by which byte-level tokenizers write bytes (GPT-2)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-BYTE_OF = _byte_alphabet()
+#: by the characters in which byte-level tokenizers write bytes (GPT-2)
+BYTE_OF = {character: byte for byte, character in bytes_to_unicode().items()}
 BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -167,17 +161,10 @@ class VocabularyMatch:
     Attributes:
         strategy: `same` (ids mean the same), `intersection` (proposals are tokens that both have), `strings` (the draft's text
             is encoded for the target), or `None` if neither can work.
-        num_shared: tokens that both have.
-        share_of_draft: share of the draft's tokens in `SAMPLE` that the target has, too: an estimate of the probability that
-            the draft gives to the intersection.
-        share_of_target: share of the target's tokens in `SAMPLE` that the draft has, too: only these can be guessed.
         reason: one line, for people.
     """
 
     strategy: str | None
-    num_shared: int
-    share_of_draft: float
-    share_of_target: float
     reason: str
 
 
@@ -201,30 +188,26 @@ def compare_vocabularies(
     vocab_size = len(target.pieces) if vocab_size is None else vocab_size
     draft_vocab_size = len(draft.pieces) if draft_vocab_size is None else draft_vocab_size
     shared = shared_tokens(target, draft, vocab_size, draft_vocab_size)
-    of_draft = _share(draft.sample, shared)
-    of_target = _share(target.sample, shared.values())
+    # Of the draft's tokens in `SAMPLE`, how many the target has: what the draft gives to the intersection. Of the target's in
+    # there, how many the draft has: only these can be guessed.
+    of_draft, of_target = _share(draft.sample, shared), _share(target.sample, shared.values())
     share = min(of_draft, of_target)
-
-    def match(strategy: str | None, reason: str) -> VocabularyMatch:
-        return VocabularyMatch(strategy, len(shared), of_draft, of_target, reason)
-
     if mapping is None and _is_same(target, draft):
-        return match("same", "both vocabularies give the same ids to the same tokens")
+        return VocabularyMatch("same", "both vocabularies give the same ids to the same tokens")
     counted = (
         f"they share {len(shared)} tokens, in text {of_draft:.0%} of the draft's ({len(draft.tokens)} in all) and "
         f"{of_target:.0%} of the target's ({len(target.tokens)})"
     )
     lossy = next((name for name, v in (("draft", draft), ("target", target)) if v.letters < LEAST_LETTERS), None)
-    has_ordinary = any(draft.pieces[index] for index in shared)
-    possible = {"strings": lossy is None, "intersection": has_ordinary}
+    possible = {"strings": lossy is None, "intersection": any(draft.pieces[index] for index in shared)}
     wanted = mapping or ("intersection" if share >= (SAMPLING_SHARE if do_sample else GREEDY_SHARE) else "strings")
     if mapping is None and not possible[wanted] and share >= SAMPLING_SHARE:
         wanted = "intersection"
     if possible[wanted]:
-        return match(wanted, counted)
+        return VocabularyMatch(wanted, counted)
     if wanted == "strings":
-        return match(None, f"the {lossy}'s tokenizer loses most of a text; {counted}")
-    return match(None, f"they have no token of text in common; {counted}")
+        return VocabularyMatch(None, f"the {lossy}'s tokenizer loses most of a text; {counted}")
+    return VocabularyMatch(None, f"they have no token of text in common; {counted}")
 
 
 def is_padding(vocab_size: int, draft_vocab_size: int) -> bool:

@@ -1,12 +1,8 @@
 """What a run chooses of transformers' `TrainingArguments`, and where it goes on after a stop."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError
 
 from .settings import Settings
 
@@ -16,29 +12,27 @@ LOGS = 50
 WARMUP = 0.05
 
 
-def texts_of_a_pass(settings: Settings, num_processes: int) -> int:
-    """How many texts go through the draft at once.
+def texts_of_a_pass(settings: Settings, count: int) -> int:
+    """How many texts go through the draft at once, in each of `count` processes.
 
     Raises:
         ValueError: a step cannot be split like this.
     """
-    num_passes = settings.accumulate * num_processes
+    num_passes = settings.accumulate * count
     if settings.batch_size % num_passes:
-        of_processes = f" of {num_processes} processes" if num_processes > 1 else ""
+        of_processes = f" of {count} processes" if count > 1 else ""
         raise ValueError(
             f"`batch_size={settings.batch_size}` cannot be split into {num_passes} equal passes{of_processes}: give a multiple."
         )
     return settings.batch_size // num_passes
 
 
-def defaults(
-    settings: Settings, folder: Path, num_steps: int, every: int, device: str, num_processes: int
-) -> dict[str, Any]:
-    """Arguments of a run that measures acceptance and keeps a checkpoint each `every` steps."""
+def defaults(settings: Settings, folder: Path, num_steps: int, every: int, device: str, count: int) -> dict[str, Any]:
+    """Arguments of a run in `count` processes that measures acceptance and keeps a checkpoint each `every` steps."""
     return {
         "output_dir": str(folder),
         "max_steps": num_steps,
-        "per_device_train_batch_size": texts_of_a_pass(settings, num_processes),
+        "per_device_train_batch_size": texts_of_a_pass(settings, count),
         "gradient_accumulation_steps": settings.accumulate,
         "learning_rate": settings.rate,
         "lr_scheduler_type": "cosine",
@@ -76,12 +70,3 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 def step_of(checkpoint: Path | str) -> int:
     return int(str(checkpoint).rpartition("-")[2])
-
-
-@contextmanager
-def as_os_error() -> Iterator[None]:
-    """Convert errors of safetensors, such as a full disk, to OSError."""
-    try:
-        yield
-    except SafetensorError as error:
-        raise OSError(None, str(error)) from error

@@ -39,5 +39,5 @@ def text(result: Trained, existing: str = "") -> str:
     )
     is_folder = Path(result.target).is_absolute()  # of this machine, which means nothing to others
     target = None if is_folder else result.target
-    title = escaped(wording.title(result))
+    title = escaped(f"{wording.short(result.folder)}, a draft for {wording.short(result.target)}")
     return edit(existing, "training", title, body, lambda metadata: with_tags(metadata, TAGS, target))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from transformers import TrainerCallback
 
 #: of a run's time, when prompts and answers end; of what is left after them, what measuring may take; what is kept for writing
-PROMPTS, ANSWERS, MEASURING, WRITING = 0.1, 0.4, 0.3, 0.05
+PROMPTING, ANSWERING, MEASURING, WRITING = 0.1, 0.4, 0.3, 0.05
 #: of a run's time, the longest measurement of one way to decode
 MEASUREMENT = 0.1
 #: of steps alone, in the log

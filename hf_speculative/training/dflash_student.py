@@ -15,7 +15,7 @@ from ..drafting.raw_embedding import raw_embedding
 from ..heads.dflash import Block, DFlashHead, DFlashHeadConfig
 from ..heads.eagle3_config import speculators_config
 from ..models.masks import AttentionLayers
-from .head_student import HeadStudent, layer_fields, most_frequent, num_layers, take_output_layer
+from .head_student import SPECIAL, HeadStudent, layer_fields, most_frequent, num_layers, take_output_layer
 from .student import Prediction
 from .teacher import TeacherOutputs
 
@@ -24,7 +24,7 @@ TARGET_LAYERS_PER_LAYER, MOST_LAYERS = 6, 5
 #: the most hidden states of the target that it reads
 MOST_STATES = 5
 #: kind: its name, the layout of its files, the kinds of layers in which the block is causal
-KINDS = {
+BLOCKS = {
     "dflash": ("DFlash block", "speculators", []),
     "jetspec": ("JetSpec block", "z-lab", ["full_attention", "sliding_attention"]),
 }
@@ -38,25 +38,23 @@ class BlocksAtAnchors(nn.Module):
         self.head, self.block = head, Block.of(head.config)
         self.attention = AttentionLayers(head)
 
-    def forward(
-        self, noise_embeds: Tensor, target_states: Tensor, anchors: Tensor, weights: Tensor
-    ) -> dict[str, Tensor]:
+    def forward(self, noise_embeds: Tensor, states: Tensor, anchors: Tensor, weights: Tensor) -> dict[str, Tensor]:
         """
         Args:
             noise_embeds: `(batch, anchors * block, hidden)`, each block an anchor and masks.
-            target_states: `(batch, n, states * width)`.
+            states: `(batch, n, states * width)`, the target's.
             anchors: `(batch, anchors)`, their places in the text.
             weights: `(batch, anchors)`, handed on.
 
         Returns:
             `hidden (batch, anchors, places, hidden)` of the places that predict, and `anchors` and `weights`.
         """
-        size, length = self.block.block_size, target_states.shape[1]
+        size, length = self.block.block_size, states.shape[1]
         places = anchors[..., None] + torch.arange(size, device=anchors.device)
         context = torch.arange(length, device=anchors.device).expand(len(anchors), -1)
         outputs = self.head(
             noise_embeds=noise_embeds,
-            context_hidden_states=target_states,
+            context_hidden_states=states,
             position_ids=torch.cat([context, places.flatten(1)], 1),
             attention_mask={
                 kind: self.attention.explicit(self.visible(kind, places, length), noise_embeds.dtype)
@@ -95,7 +93,7 @@ class DFlashStudent(HeadStudent):
     def __init__(self, head: PreTrainedModel, target: PreTrainedModel, num_anchors: int = 64):
         self.head, self.target, self.num_anchors = head, target, num_anchors
         self.module, self.block = BlocksAtAnchors(head), Block.of(head.config)
-        self.kind, self.layout, _ = KINDS["jetspec" if "full_attention" in self.block.causal_layer_types else "dflash"]
+        self.kind, self.layout, _ = BLOCKS["jetspec" if "full_attention" in self.block.causal_layer_types else "dflash"]
         self.hidden_layers, self.max_draft_tokens = self.block.hidden_layers, self.block.max_draft_tokens
         self.embedding = raw_embedding(target.get_input_embeddings())
         own = head.get_output_embeddings()
@@ -110,18 +108,12 @@ class DFlashStudent(HeadStudent):
 
     def inputs(self, lesson: TeacherOutputs) -> dict[str, Any]:
         assert lesson.states is not None
-        dtype = self.head.dtype
-        anchors, weights = self._drawn(lesson.counted)
+        states, (anchors, weights) = lesson.states.to(self.head.dtype), self._drawn(lesson.counted)
         ids = lesson.ids.gather(1, anchors)[..., None]
         masks = ids.new_full((*anchors.shape, self.block.block_size - 1), self.block.mask_token_id)
         with torch.no_grad():
             noise = self.embedding(torch.cat([ids, masks], 2).flatten(1)) * self.block.input_embedding_scale
-        return {
-            "noise_embeds": noise.to(dtype),
-            "target_states": lesson.states.to(dtype),
-            "anchors": anchors,
-            "weights": weights,
-        }
+        return {"noise_embeds": noise.to(states.dtype), "states": states, "anchors": anchors, "weights": weights}
 
     def _drawn(self, counted: Tensor) -> tuple[Tensor, Tensor]:
         """Anchors `(batch, n)` among the tokens that answers follow, and how many of these each stands for; 0 for filler."""
@@ -162,13 +154,13 @@ def new_block(
     Args:
         counts: `(vocab,)`, how often each token occurs; the rarest stands for a mask.
         draft_vocab_size: the number of tokens that can be proposed, the most frequent ones. JetSpec's files need all.
-        kind: a name in `KINDS`.
+        kind: a name in `BLOCKS`.
         num_head_layers: `None`: as many as fit a target of its depth.
 
     Raises:
         ValueError: the target is not made of what a head needs.
     """
-    name, layout, causal = KINDS[kind]
+    name, layout, causal = BLOCKS[kind]
     fields, depth = layer_fields(target, name), num_layers(target)
     size = min(draft_vocab_size, fields["vocab_size"]) if layout == "speculators" else fields["vocab_size"]
     num_head_layers = num_head_layers or max(1, min(MOST_LAYERS, depth // TARGET_LAYERS_PER_LAYER))
@@ -176,7 +168,7 @@ def new_block(
         **{"head_dim": fields["hidden_size"] // fields["num_attention_heads"]}
         | {"num_key_value_heads": fields["num_attention_heads"]}
         | fields
-        | dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+        | dict.fromkeys(SPECIAL),
         num_hidden_layers=num_head_layers,
         layer_types=["full_attention"] * num_head_layers,
         causal_layer_types=causal,
@@ -187,9 +179,7 @@ def new_block(
         window_from_anchor=True,
         tie_word_embeddings=False,
         num_target_layers=depth,
-        speculators_config=speculators_config(
-            "dflash", target.config.name_or_path or None, num_draft_tokens, target.config.architectures
-        ),
+        speculators_config=speculators_config("dflash", num_draft_tokens, target.config),
     )
     head = DFlashHead(config).float()
     if config.has_own_ids:

@@ -14,9 +14,6 @@ from ..hf_compat import tied_weights
 from .student import Prediction, Student
 from .teacher import TeacherOutputs
 
-#: target modules of a LoRA: all linear layers but the head, as in QLoRA (arXiv 2305.14314)
-ALL_LINEAR = "all-linear"
-
 
 class DraftStudent(Student):
     """A causal model that guesses each token from those before it.
@@ -64,7 +61,8 @@ def _with_lora(draft: PreTrainedModel, rank: int):
         raise ImportError("a LoRA needs peft: pip install 'hf_speculative[peft]'.") from error
     with warnings.catch_warnings():  # peft asks for names that transformers is about to change
         warnings.simplefilter("ignore", FutureWarning)
-        return get_peft_model(draft, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=ALL_LINEAR))
+        # All linear layers but the head, as in QLoRA (arXiv 2305.14314).
+        return get_peft_model(draft, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
 
 
 def truncated(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
@@ -83,10 +81,8 @@ def truncated(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     config.dtype = torch.float32
     draft = type(target)(config).float()
     weights = {name: tensor for name, tensor in target.state_dict().items() if name in draft.state_dict()}
-    missing = [
-        name for name in draft.load_state_dict(weights, strict=False).missing_keys if name not in tied_weights(draft)
-    ]
-    if missing:
+    absent = draft.load_state_dict(weights, strict=False).missing_keys
+    if missing := [name for name in absent if name not in tied_weights(draft)]:
         raise ValueError(
             f"{type(target).__name__} cannot be cut off after {num_layers} layers for lack of {missing[0]}: give "
             "`head='draft:FOLDER'`."

@@ -104,9 +104,7 @@ def new_head(target: PreTrainedModel, counts: Tensor, draft_vocab_size: int, num
         draft_vocab_size=size,
         has_embed_tokens=False,
         eagle_aux_hidden_state_layer_ids=list(layers_read(num_layers(target))),
-        speculators_config=speculators_config(
-            "eagle3", target.config.name_or_path or None, num_draft_tokens, target.config.architectures
-        ),
+        speculators_config=speculators_config("eagle3", num_draft_tokens, target.config),
         fc_norm=True,  # both norms are those of EAGLE-3.1 (arXiv 2605.09992)
         norm_output=True,
     )

@@ -11,23 +11,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..heads import write_head
 from .student import Student
 
-#: fields of a target's config that the layers of its head share
-OF_TARGET = (
-    "head_dim",
-    "hidden_size",
-    "intermediate_size",
-    "max_position_embeddings",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "rope_parameters",
-    "vocab_size",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-)
-#: those that are required
+#: fields of a target's config that the layers of its head share: required ones, others, and special tokens
 NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+OPTIONAL = ("head_dim", "max_position_embeddings", "num_key_value_heads", "rms_norm_eps", "rope_parameters")
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class HeadStudent(Student):
@@ -56,7 +43,8 @@ def layer_fields(target: PreTrainedModel, kind: str) -> dict[str, Any]:
         ValueError: it is not made of what a head needs.
     """
     text = target.config.get_text_config(decoder=True)
-    fields = {name: value for name in OF_TARGET if (value := getattr(text, name, None)) is not None}
+    names = (*NEEDED, *OPTIONAL, *SPECIAL)
+    fields = {name: value for name in names if (value := getattr(text, name, None)) is not None}
     lacking = [name for name in NEEDED if name not in fields]
     if lacking or target.get_input_embeddings() is None:
         raise ValueError(

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -33,10 +32,6 @@ class Data:
     bad_rows: list[BadRow]
     num_repeated: int
     answers: dict[int, list[int]]
-
-    @property
-    def digest(self) -> str:
-        return Prompts(self.prompts).digest
 
     def examples(self) -> list[Example]:
         """Those that the data set brings."""
@@ -68,7 +63,7 @@ def read_data(
     """
     rows = read_rows(dataset, split=split, config=config, limit=limit)
     found = prompts_of(rows, prompt, target, tokenizer, max_new_tokens, raw)
-    texts = _answers(rows, answers, found.ids, found.bad_rows, tokenizer)
+    texts = _answers(rows, answers, found, tokenizer)
     first_of: dict[tuple[int, ...], int] = {}
     for index, ids in found.ids.items():
         if not texts or index in texts:
@@ -91,27 +86,25 @@ def read_data(
     )
 
 
-def _answers(
-    rows: list, how: Reader | None, indices: dict[int, Any], bad_rows: list[BadRow], tokenizer
-) -> dict[int, list[int]]:
+def _answers(rows: list, how: Reader | None, prompts: Prompts, tokenizer) -> dict[int, list[int]]:
     """Ids of each row's answer; a row without one is a bad row."""
     if how is None:
         return {}
     read, found = reader(how, rows, "answers"), {}
-    for index in indices:
+    for index in prompts.ids:
         try:
             text = read(rows[index])
         except ValueError as error:
-            bad_rows.append(BadRow(index, f"its answer: {error}"))
+            prompts.bad_rows.append(BadRow(index, f"its answer: {error}"))
             continue
         if not isinstance(text, str) or not text:
-            bad_rows.append(BadRow(index, f"its answer is {text!r}, not a text"))
+            prompts.bad_rows.append(BadRow(index, f"its answer is {text!r}, not a text"))
             continue
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         found[index] = [*ids, *end]
     if not found:
-        raise ValueError(f"no row of `dataset` has an answer.{_first(bad_rows)}")
+        raise ValueError(f"no row of `dataset` has an answer.{_first(prompts.bad_rows)}")
     return found
 
 

@@ -91,8 +91,7 @@ class Trained:
         self.curve = [_point(step, entry) for step, entry in sorted(entries.items())]
 
     def to_dict(self) -> dict[str, Any]:
-        values = asdict(self) | {"folder": str(self.folder)}
-        return without_nan(values)
+        return without_nan(asdict(self) | {"folder": str(self.folder)})
 
     def write(self) -> None:
         files.write(self.folder / FILE, json.dumps(self.to_dict(), indent=1) + "\n")

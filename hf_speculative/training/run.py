@@ -14,6 +14,7 @@ from ..call.attached import own_generate
 from ..drafting.tables import TablesSource
 from ..generation import attach, detach
 from ..measuring.fingerprint import fingerprint
+from ..measuring.inputs import Prompts
 from ..measuring.processes import Processes
 from ..models import num_parameters
 from ..reports import files
@@ -25,13 +26,10 @@ from ..tokenizers.loading import tokenizer_of
 from . import card, students
 from .acceptance import Meter
 from .answers import answer, header_of, read_answers
-from .arguments import as_os_error, defaults, last_checkpoint, step_of, texts_of_a_pass
-from .deadline import ANSWERS as ANSWERING
-from .deadline import PROMPTS as PROMPTING
-from .deadline import Deadline, Pace, Watch
+from .arguments import defaults, last_checkpoint, step_of, texts_of_a_pass
+from .deadline import ANSWERING, PROMPTING, Deadline, Pace, Watch
 from .examples import Collator, Example, unique
-from .own_prompts import FILE as PROMPTS
-from .own_prompts import write_prompts
+from .own_prompts import PROMPTS, write_prompts
 from .prompts import Data, read_data
 from .results import FILE, Trained, name_of
 from .settings import TABLES, Settings
@@ -154,7 +152,9 @@ class Run:
             self.processes.gather([])  # none begins before all have looked into the folder
             return
         self.watch.part("answers of the target")
-        header = header_of(f"{name_of(self.target)} {fingerprint(self.target)}", self.data.digest, settings)
+        header = header_of(
+            f"{name_of(self.target)} {fingerprint(self.target)}", Prompts(self.data.prompts).digest, settings
+        )
         rank, count, prompts = self.processes.rank, self.processes.count, self.data.prompts
         paths = [self.folder / ANSWERS, *(self.folder / f"{ANSWERS}.rank{one}" for one in range(1, count))]
         with self._decodes_fast():
@@ -236,7 +236,7 @@ class Run:
             result.write()
         if resume:
             self.watch.say("There is no checkpoint yet." if checkpoint is None else f"Going on after step {num_done}.")
-        with files.named(self.folder, "the checkpoints before are whole: make room, then resume"), as_os_error():
+        with files.named(self.folder, "the checkpoints before are whole: make room, then resume"):
             if checkpoint is not None and num_done >= result.num_steps:  # killed after its last checkpoint
                 trainer.take_best(checkpoint)
             else:
@@ -259,9 +259,8 @@ class Run:
         meter, self.num_parameters, self.kind = self._meter(), 0, "warm tables"
         result = self._result(num_steps=1)
         self.watch.part("reading the answers")
-        tables, result.seconds = timed(
-            lambda: learn_tables(self.target, self.tokenizer, self.examples, self.watch.count), self.target.device
-        )
+        learn = functools.partial(learn_tables, self.target, self.tokenizer, self.examples, self.watch.count)
+        tables, result.seconds = timed(learn, self.target.device)
         self.watch.part("measuring acceptance")
         drafts = ("auto", TablesSource(tables))
         result.follow([{"step": step} | meter(self.target, draft) for step, draft in enumerate(drafts)])
@@ -273,9 +272,8 @@ class Run:
         return result
 
     def _trainer(self, num_steps: int, every: int, is_new: bool = True) -> DraftTrainer:
-        settings, collator = self.settings, self.collator
-        num, device = self.processes.count, self.target.device.type
-        chosen = defaults(settings, self.folder / CHECKPOINTS, num_steps, every, device, num)
+        settings, device, count = self.settings, self.target.device.type, self.processes.count
+        chosen = defaults(settings, self.folder / CHECKPOINTS, num_steps, every, device, count)
         trainer = DraftTrainer(
             self.student,
             self.teacher,
@@ -284,7 +282,7 @@ class Run:
             self._meter(),
             args=TrainingArguments(**chosen | {"eval_on_start": is_new} | self.arguments),
             train_dataset=self.examples,
-            data_collator=collator,
+            data_collator=self.collator,
         )
         trainer.remove_callback(PrinterCallback)  # a bar, if anything, shows how it goes
         return trainer

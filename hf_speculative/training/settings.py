@@ -74,9 +74,8 @@ class Settings:
 
     def __post_init__(self):
         check_ranges(self)
-        if self.kind not in {head.partition(":")[0] for head in HEADS} or (
-            self.value and self.kind not in ("layers", "draft")
-        ):
+        takes_value = {kind: bool(value) for kind, _, value in (head.partition(":") for head in HEADS)}
+        if self.kind not in takes_value or (self.value and not takes_value[self.kind]):
             raise ValueError(f"`head={self.head!r}`: give one of {', '.join(HEADS)}.")
         if self.kind == "layers" and not self.value.isdecimal():
             raise ValueError(f"`head={self.head!r}`: give the number of layers, 'layers:2'.")
@@ -91,9 +90,7 @@ class Settings:
         if self.steps is None and self.minutes is None:
             object.__setattr__(self, "minutes", MINUTES)
         if self.answers_per_prompt > 1 and self.use.temperature == 0:
-            raise ValueError(
-                f"`answers_per_prompt={self.answers_per_prompt}` greedy answers are one and the same: sample."
-            )
+            raise ValueError(f"`answers_per_prompt={self.answers_per_prompt}` greedy answers are the same: sample.")
 
     @property
     def kind(self) -> str:

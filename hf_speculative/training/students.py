@@ -12,8 +12,7 @@ from ..call.sources import source_of
 from ..heads import layout_of
 from ..models.loading import auto_class_for, load_model
 from ..tokenizers.loading import tokenizer_of_draft
-from .dflash_student import KINDS as BLOCKS
-from .dflash_student import DFlashStudent, new_block
+from .dflash_student import BLOCKS, DFlashStudent, new_block
 from .draft_student import DraftStudent, check_layers, truncated
 from .eagle3_student import Eagle3Student, new_head
 from .examples import Example, token_counts
@@ -69,7 +68,7 @@ def _head_student(settings: Settings, target: PreTrainedModel, counts: Tensor) -
     source.check_ids(target)
     if settings.lora_rank is not None:
         raise ValueError(
-            f"`lora_rank={settings.lora_rank}` is about draft models, and {settings.value} holds a head: leave it out."
+            f"`lora_rank={settings.lora_rank}`: {settings.value} holds a head, no draft model: leave it out."
         )
     if Eagle3Student.trains(head):
         return Eagle3Student(head, target, settings.ttt_steps, settings.ttt_decay)

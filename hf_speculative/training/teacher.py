@@ -41,8 +41,16 @@ class Teacher:
 
     def __init__(self, target: PreTrainedModel, layers: tuple[int, ...] = ()):
         self.target, self.layers = target, layers
-        if layers:
-            self._check()
+        if not layers:
+            return
+        ids = torch.ones(1, 2, dtype=torch.long, device=target.device)
+        try:
+            self(ids, ids, ids)
+        except (TypeError, IndexError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"{type(target).__name__} gives no hidden states of layers {layers} ({error}): train a draft model, "
+                "`head='draft:FOLDER'`."
+            ) from error
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> TeacherOutputs:
@@ -66,13 +74,3 @@ class Teacher:
         counted = torch.zeros_like(labels, dtype=torch.bool)
         counted[:, :-1] = labels[:, 1:] != -100
         return counted
-
-    def _check(self) -> None:
-        name, ids = type(self.target).__name__, torch.ones(1, 2, dtype=torch.long, device=self.target.device)
-        try:
-            self(ids, ids, ids)
-        except (TypeError, IndexError, KeyError, AttributeError) as error:
-            raise ValueError(
-                f"{name} gives no hidden states of layers {self.layers} ({error}): train a draft model, "
-                "`head='draft:FOLDER'`."
-            ) from error

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafting.proposers import NUM_SUCCESSORS
-from ..drafting.suffix import SuffixStore
+from ..drafting.suffix.store import SuffixStore
 from ..drafting.tables import Tables
 from ..models import device_of, num_logits
 from .examples import Example

@@ -28,10 +28,6 @@ def ways(result: Trained) -> list[str]:
     return [way for way in (GREEDY, SAMPLED) if result.curve and way in result.curve[0].acceptance_length]
 
 
-def title(result: Trained) -> str:
-    return f"{short(result.folder)}, a draft for {short(result.target)}"
-
-
 def short(name: str | Path) -> str:
     return Path(name).name or str(name)
 

@@ -106,5 +106,5 @@ def test_what_is_written_is_what_was_read(folder, tmp_path):
 def test_refusals(folder, target, tmp_path):
     with pytest.raises(ValueError, match="was made for a target of hidden size 32 with 61 token ids"):
         hs.generate(tiny.llama(vocab_size=64), **tiny.prompts(1), draft_model=str(folder), max_new_tokens=2)
-    with pytest.raises(ValueError, match="`num_nextn_predict_layers=2`: heads of one layer"):
+    with pytest.raises(ValueError, match="`num_nextn_predict_layers=2`: give a head of one layer"):
         load_head(heads.write_mtp(tmp_path / "two", target, num_nextn_predict_layers=2))

@@ -274,16 +274,16 @@ def test_tokenizers_can_be_attached():
 
 #: what of the call is said otherwise, and what the error says
 REFUSED = {
-    "no target tokenizer": ({"tokenizer": None}, "in a call. has no effect without `tokenizer`"),
+    "no target tokenizer": ({"tokenizer": None}, "in a call. needs `tokenizer`"),
     "no tokenizers": (
         {"tokenizer": None, "assistant_tokenizer": None, "vocabulary_mapping": "strings"},
-        "`vocabulary_mapping='strings'` has no effect without",
+        "`vocabulary_mapping='strings'` needs `draft_tokenizer`",
     ),
     "unknown mapping": ({"vocabulary_mapping": "tokens"}, "'tokens'` is not one of intersection, strings"),
     "not a tokenizer": ({"assistant_tokenizer": print}, "`assistant_tokenizer` is of type builtin_function_or_method"),
     "nothing in common": (
         {"assistant_tokenizer": tongues.characters("ΑΒΓ"), "vocabulary_mapping": "intersection"},
-        "cannot draft through `draft_tokenizer`: they have no token of text in common.*another draft",
+        "cannot draft by `draft_tokenizer`: they have no token of text in common.*another draft",
     ),
     "no text": (
         {"assistant_tokenizer": tongues.characters("abc"), "vocabulary_mapping": "strings"},

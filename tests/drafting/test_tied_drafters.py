@@ -235,7 +235,7 @@ def test_refusals_of_mtp(monkeypatch):
         with pytest.raises(ValueError, match=message):
             hs.generate(unloaded, **inputs, use_mtp=True)
 
-    refuses("needs a transformers whose MtpModel runs layer by layer, as 5.23 does")
+    refuses("needs the MtpModel of transformers 5.23")
     refuses("does not come from a checkpoint", forward_layer=None)
     config = copy.copy(unloaded.config)
     config.layer_types = ["linear_attention"]

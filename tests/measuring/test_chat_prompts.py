@@ -97,8 +97,8 @@ def test_an_answer_ends_where_the_template_ends_one():
     (end,) = tokenizer("<|end|>", add_special_tokens=False).input_ids
     own = target.generation_config.eos_token_id
     assert end_tokens(target, tokenizer) == [*([own] if isinstance(own, int) else own or []), end]
-    assert chat_keywords(target, tokenizer)["eos_token_id"][-1] == end
-    assert chat_keywords(target, tokenizer, raw=True) == {} == chat_keywords(target, hs.embedded_pair()[2])
+    assert chat_keywords(target, tokenizer, raw=False)["eos_token_id"][-1] == end
+    assert chat_keywords(target, tokenizer, raw=True) == {} == chat_keywords(target, hs.embedded_pair()[2], raw=False)
 
 
 def test_templates_without_users_are_refused():

@@ -177,7 +177,7 @@ def test_what_means_nothing_is_refused(target, draft, options, message):
 def test_a_draft_that_takes_no_trees_drafts_chains(target, draft, shapes, monkeypatch):
     from hf_speculative.drafting import draft_model
 
-    monkeypatch.setattr(draft_model, "fits_trees", lambda model: model is not draft)
+    monkeypatch.setattr(draft_model.models, "fits_trees", lambda model: model is not draft)
     same_as_plain(target, tiny.prompts(2), draft_model=draft, num_draft_tokens=6, tree_top_k=3)
     assert not shapes["tree"]
     assert Constant(1).num_levels(None) is None

@@ -67,7 +67,7 @@ def test_a_chat_model_writes_turns_of_its_user(pair, tmp_path, monkeypatch):
 def test_what_cannot_write_prompts_says_so(pair, tmp_path, monkeypatch):
     target, tokenizer = pair[0], hs.embedded_pair()[2]
     monkeypatch.setattr(own_prompts, "_text", lambda *_: None)
-    with pytest.raises(ValueError, match=r"writes no prompts that can be used, in 128 tries: give `data`"):
+    with pytest.raises(ValueError, match=r"writes no prompts that can be used in 128 tries: give `data`"):
         write_prompts(target, tokenizer, tmp_path / "p.jsonl", num(3))
     tokenizer.chat_template = "{{ raise_exception('no users here') }}"
     with pytest.raises(ValueError, match=r"takes no message of a user \(no users here\)\. Give `data`"):

@@ -1,5 +1,1 @@
 """Texts to copy drafts from: a row's own, which grows, and a store of others."""
-
-from .store import SuffixStore
-
-__all__ = ["SuffixStore"]
