@@ -61,12 +61,10 @@ DRAFTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "batch_size"), [("noisy", 1), ("noisy", 2), ("noisy", 20), *((kind, 3) for kind in DRAFTS)]
-)
-def test_each_row_equals_its_own_plain_run(target, draft, expected, kind, batch_size):
+@pytest.mark.parametrize(("kind", "size"), [("noisy", 1), ("noisy", 2), ("noisy", 20), *((kind, 3) for kind in DRAFTS)])
+def test_each_row_equals_its_own_plain_run(target, draft, expected, kind, size):
     """More prompts than lanes, in two windows, in order and as they finish."""
-    settings = GREEDY | {"batch_size": batch_size, "window": 9} | DRAFTS[kind](draft)
+    settings = GREEDY | {"batch_size": size, "window": 9} | DRAFTS[kind](draft)
     in_order = list(hs.generate_batches(target, PROMPTS, **settings))
     as_they_finish = list(hs.generate_batches(target, PROMPTS, in_order=False, **settings))
     assert [row.index for row in in_order] == list(range(len(PROMPTS)))
@@ -75,7 +73,7 @@ def test_each_row_equals_its_own_plain_run(target, draft, expected, kind, batch_
         assert row.statistics.num_new_tokens == len(row.new_ids)
     if kind != "lookup":
         order = [row.index for row in as_they_finish]
-        assert sorted(order) == list(range(len(PROMPTS))) and (batch_size == 1) == (order == sorted(order))
+        assert sorted(order) == list(range(len(PROMPTS))) and (size == 1) == (order == sorted(order))
 
 
 def accepts_as_alone(model, prompts, eos_token_id, **draft):
@@ -202,12 +200,10 @@ def test_the_distribution_of_a_row_does_not_depend_on_its_lane():
     first, second = [5, 2, 3, 1], [4, 6]
     prompts = itertools.chain.from_iterable(itertools.repeat((first, second), 6000))
     settings = {"do_sample": True, "top_k": 3, "eos_token_id": 4, "max_new_tokens": distributions.NEW}
+    settings |= {"batch_size": 1500, "window": 6000, "draft_model": draft, "num_draft_tokens": 2}
     drawn = {0: [], 1: []}
     with hs.record() as stats:
-        rows = hs.generate_batches(
-            target, prompts, batch_size=1500, window=6000, draft_model=draft, num_draft_tokens=2, **settings
-        )
-        for row in rows:
+        for row in hs.generate_batches(target, prompts, **settings):
             drawn[row.index % 2].append(tuple(row.new_ids))
     assert stats.num_target_forwards > 2 * 2 * distributions.NEW and 0.2 < stats.draft_acceptance_rate < 0.95
     for prompt, samples in zip((first, second), drawn.values(), strict=True):
@@ -342,9 +338,8 @@ def test_cached_logits_equal_fresh_ones_after_admissions(model_type, kind, monke
             fresh = model(torch.tensor([history + proposal[row].tolist()])).logits[0, -k - 1 :]
             torch.testing.assert_close(found[row], fresh, rtol=1e-4, atol=1e-4)
         accepted = draw(len(batch.rows), low=0, high=k + 1)
-        batch.append(
-            hs.Draft(proposal, None, torch.full_like(batch.lengths, k)), hs.Verdict(accepted, draw(len(batch.rows)))
-        )
+        drafted = hs.Draft(proposal, None, torch.full_like(batch.lengths, k))
+        batch.append(drafted, hs.Verdict(accepted, draw(len(batch.rows))))
         cached.rollback(batch)
         if newcomers := batch.newcomers(len(lanes)):
             batch.admit(newcomers, lanes)

@@ -59,15 +59,12 @@ def test_any_draft_gives_the_bits_of_none(dtype, settings, batch_size):
 def test_passes_shaped_as_they_come_give_other_bits(dtype):
     """Else the tests here could not fail."""
     target, draft = (model.to(dtype) for model in hs.embedded_pair()[:2])
-    ids = torch.arange(40, 140)[None]
-    scores = []
+    inputs, scores = {"input_ids": torch.arange(40, 140)[None]}, []
     for more in ({"draft_model": None}, {"draft_model": target, "num_draft_tokens": 4}):
         call = GREEDY | {"return_dict_in_generate": True, "output_scores": True}
-        scores.append(torch.stack(hs.generate(target, input_ids=ids, **call, **more).scores))
+        scores.append(torch.stack(hs.generate(target, **inputs, **call, **more).scores))
     assert not torch.equal(*scores)
-    assert are_same(
-        bits(target, {"input_ids": ids}, draft_model=None), bits(target, {"input_ids": ids}, draft_model=draft)
-    )
+    assert are_same(bits(target, inputs, draft_model=None), bits(target, inputs, draft_model=draft))
 
 
 def test_the_same_bits_in_any_lane_beside_any_rows():
@@ -183,7 +180,7 @@ def test_a_model_whose_bits_depend_on_other_columns_is_refused():
         ({"num_beams": 2}, "num_beams"),
         (
             {"reproducible": True, "speculative_config": SpeculativeConfig(lanes=4)},
-            "no effect without `reproducible='bitwise'`",
+            "no effect without `reproducible='bit",
         ),
         ({"reproducible": "bits"}, "give True or False, or 'bitwise'"),
     ],

@@ -152,9 +152,7 @@ class TestMoreReads:
     def most(self, monkeypatch, gpus, target, call) -> int:
         found = waits_by_round(monkeypatch, gpus, lambda: hs.generate(target, **call))
         uploads = {wait.where for waits in found for wait in waits if wait.kind == "upload"}
-        assert not [where for where in uploads if "stopping.py" not in where], (
-            "transformers' stop strings bring their own"
-        )
+        assert not [where for where in uploads if "stopping.py" not in where], "but transformers' stop strings"
         return max(sum(wait.kind == "read" for wait in waits) for waits in found)
 
     def test_a_draft_that_ends_where_it_is_unsure(self, gpus, monkeypatch):

@@ -171,9 +171,7 @@ class WholeTrees(Constant):
 @pytest.mark.parametrize("rule", ["block", "sampled"])
 def test_drawn_trees(pair, rule):
     """Again too much to enumerate here: tests/verification/test_trees.py does so."""
-    after = (
-        pair[1](torch.arange(VOCAB)[:, None]).logits[:, 0].detach()
-    )  # what the draft thinks of the newest token alone
+    after = pair[1](torch.arange(VOCAB)[:, None]).logits[:, 0].detach()  # of the newest token alone
     drafter = trees.DrawingDrafter(after, [-1, 0, -1, 2])
     config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(rule=rule, schedule=WholeTrees(4))}
     with hs.record() as statistics:

@@ -43,9 +43,7 @@ QUICK = ("README.md", "quickstart.md", "no-draft-model.md", "trees.md")
 
 
 @pytest.mark.parametrize(
-    "page",
-    slow_but(CODE, *(page for page in CODE if page.name in QUICK)),
-    ids=lambda page: page.name,
+    "page", slow_but(CODE, *(page for page in CODE if page.name in QUICK)), ids=lambda page: page.name
 )
 def test_code_blocks_run(page, tmp_path):
     def run():
@@ -94,9 +92,7 @@ QUICK_HERE = ("quickstart", "streaming", "custom_drafter", "with_pipeline", "com
 
 
 @pytest.mark.parametrize(
-    "path",
-    slow_but(RUN_HERE, *(path for path in RUN_HERE if path.stem in QUICK_HERE)),
-    ids=lambda path: path.name,
+    "path", slow_but(RUN_HERE, *(path for path in RUN_HERE if path.stem in QUICK_HERE)), ids=lambda path: path.name
 )
 def test_examples_run(path, tmp_path):
     arguments = [str(path), *ARGUMENTS.get(path.name, [])]
@@ -146,9 +142,7 @@ def forked(folder: Path, arguments: list[str], run) -> str:
 
     process = multiprocessing.get_context("fork").Process(target=child)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # from Python 3.12 on, about forking beside pytest's own threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, about pytest's own threads
         process.start()
     process.join(TIMEOUT)
     process.kill()
@@ -158,12 +152,7 @@ def forked(folder: Path, arguments: list[str], run) -> str:
 
 
 def run_python(arguments: list[str], folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:hf_speculative", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
+    command = [sys.executable, "-W", "error::DeprecationWarning:hf_speculative", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == 0, done.stderr
     return done.stdout

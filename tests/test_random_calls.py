@@ -107,11 +107,8 @@ def random_call(seed: int) -> tuple[str, dict, dict]:
     if chance.random() < 0.15 and kind not in IMAGES:
         call["prefill_chunk_size"] = 3  # takes the universal path
     if call["do_sample"]:
-        call |= {
-            "temperature": chance.choice([0.5, 1.0, 1.7]),
-            "top_k": chance.choice([0, 5]),
-            "top_p": chance.choice([1.0, 0.8]),
-        }
+        call |= {"temperature": chance.choice([0.5, 1.0, 1.7]), "top_k": chance.choice([0, 5])}
+        call["top_p"] = chance.choice([1.0, 0.8])
     length = chance.choice([{}, {"num_draft_tokens": chance.randint(1, 7)}])
     source = chance.choice(
         [{"draft_model": "draft"}] * 3

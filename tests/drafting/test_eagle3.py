@@ -72,9 +72,8 @@ def test_steps_are_those_of_speculators(name):
     expected = heads.expected_of(name)
     text = [0, *expected["shifted_tokens"][0].tolist()]
     rows = range(len(text) - 3)
-    drafter, batch, _ = drafting(
-        name, [text[: i + 2] for i in rows], expected["aux_hidden"], expected["verifier_embed_tokens.weight"]
-    )
+    texts = [text[: i + 2] for i in rows]
+    drafter, batch, _ = drafting(name, texts, expected["aux_hidden"], expected["verifier_embed_tokens.weight"])
     for ahead in range(3):
         found = of_draft(drafter, drafter.step(batch, ahead))
         torch.testing.assert_close(found, expected[f"ttt{ahead}_logits"][: len(rows)], **CLOSE)
@@ -104,12 +103,8 @@ def test_the_chain_is_eagles():
 def test_the_tree_is_eagles(monkeypatch):
     monkeypatch.setattr(samplers, "SHARPNESS", 1.0)  # EAGLE's
     expected = heads.expected_of("eagle3_safeailab")
-    drafter, batch, sampler = drafting(
-        "eagle3_safeailab",
-        [expected["tokens"][0].tolist()],
-        expected["aux_hidden"],
-        expected["target_embed_tokens.weight"],
-    )
+    text, states = expected["tokens"][0].tolist(), expected["aux_hidden"]
+    drafter, batch, sampler = drafting("eagle3_safeailab", [text], states, expected["target_embed_tokens.weight"])
     beams = DynamicTreeDrafter(drafter, top_k=3, depth=4)  # its depth is that of what is expanded
     beams.may_branch = True
     draft = beams.propose(batch, [15], Constant(15), sampler)
@@ -128,10 +123,8 @@ def masks_of(head, visible):
     kinds = getattr(layers, "layer_types", None)
     if kinds is None:
         return visible[None, None]
-    num, slots = visible.shape
-    near = (
-        torch.ones(num, slots).triu(slots - num - layers.sliding_window + 1).bool() if layers.sliding_window else True
-    )
+    (num, slots), window = visible.shape, layers.sliding_window
+    near = torch.ones(num, slots).triu(slots - num - window + 1).bool() if window else True
     return {kind: (visible & near if kind == "sliding_attention" else visible)[None, None] for kind in kinds}
 
 
@@ -228,10 +221,7 @@ def test_rows_that_wait_take_lanes(name):
 def test_heads_that_do_not_belong_to_the_target():
     target, head = heads.made("llama")
     for other, message in (
-        (
-            heads.target("llama", hidden_size=16),
-            "made for a target of hidden size 32 with 2 layers or more, the target",
-        ),
+        (heads.target("llama", hidden_size=16), "made for a target of hidden size 32 with 2 layers or more"),
         (heads.target("llama", num_hidden_layers=1), "with 2 layers or more"),
         (heads.target("llama", vocab_size=90), "made for a vocabulary of 61 entries and the target has 90"),
     ):

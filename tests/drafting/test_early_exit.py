@@ -71,9 +71,8 @@ def test_early_exit_reproduces_sampling():
 @pytest.mark.parametrize("name", ["temperature and top_k", "repetition penalty"])
 def test_early_exit_has_the_distribution(name):
     target = quiet(tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=3, hidden=16), 1, 0.5)
-    distributions.assert_exact(
-        target, {"assistant_early_exit": 1, "num_draft_tokens": 3}, **distributions.SETTINGS[name]
-    )
+    drafts = {"assistant_early_exit": 1, "num_draft_tokens": 3}
+    distributions.assert_exact(target, drafts, **distributions.SETTINGS[name])
 
 
 class CountColumns:
@@ -83,13 +82,10 @@ class CountColumns:
         self.model, self.layers, self.widths = model, model.get_submodule(decoder_layers(model)), defaultdict(list)
 
     def __enter__(self):
-        def hook_for(index):
+        def hook(index):
             return lambda module, args, kwargs: self.widths[index].append(args[0].shape[1])
 
-        self.hooks = [
-            layer.register_forward_pre_hook(hook_for(index), with_kwargs=True)
-            for index, layer in enumerate(self.layers)
-        ]
+        self.hooks = [layer.register_forward_pre_hook(hook(i), with_kwargs=True) for i, layer in enumerate(self.layers)]
         probe.fits_ragged(self.model)  # a model with hooks on its layers is tried
         probe.fits_early_exit(self.model, EXIT)
         self.widths.clear()

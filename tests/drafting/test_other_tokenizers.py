@@ -20,7 +20,7 @@ from tests.support.plain import agrees
 TARGET, DRAFT, TOKENIZER = tongues.pair()
 TEXTS = ["def main():\n    ", "import os\nimport sys\n\nclass Foo(", "x = [1, 2,", "def run(self, "]
 MAPPINGS = ("intersection", "strings")
-RENUMBERED = tongues.renumbered(TOKENIZER)
+OTHER = tongues.renumbered(TOKENIZER)
 SPACED = tongues.in_metaspace(TOKENIZER, "always", "<s>")
 UNSPACED = tongues.in_metaspace(TOKENIZER)
 SMALL, BIG = tongues.byte_level(300), tongues.byte_level(420, bos="<s>", eos="</s>")
@@ -31,8 +31,8 @@ PAIRS = {
     "other ids, padded": (
         TARGET,
         TOKENIZER,
-        tongues.moved(DRAFT, TOKENIZER, RENUMBERED, vocab_size=4200),
-        RENUMBERED,
+        tongues.moved(DRAFT, TOKENIZER, OTHER, vocab_size=4200),
+        OTHER,
         (0.3, 0.3),
     ),
     "metaspace draft, BOS": (TARGET, TOKENIZER, tongues.moved(DRAFT, TOKENIZER, SPACED), SPACED, (0.3, 0.2)),
@@ -141,9 +141,8 @@ def test_symptom_8_a_prompt_that_is_shorter_or_longer_in_the_draft(kind):
         lengths = []
 
         def check(drafter, batch, lengths=lengths):
-            lengths += (
-                [*zip(map(len, drafter.own.history), map(len, batch.history), strict=True)] if drafter.own else []
-            )
+            if drafter.own:
+                lengths.extend(zip(map(len, drafter.own.history), map(len, batch.history), strict=True))
 
         text = ["for name in sorted(names):\n    print(name, 3.14", "The quick brown fox"]
         ids = tokenizer(text, return_tensors="pt", padding=True)

@@ -35,11 +35,8 @@ def test_a_text_finds_the_longest_match(most, num_letters):
 GREEDY = {"do_sample": False, "pad_token_id": 0}
 
 
-def config_of(store=None, length=6, **settings):
-    return {
-        "draft_model": suffix_drafter(store),
-        "speculative_config": hs.SpeculativeConfig(schedule=Constant(length), **settings),
-    }
+def config_of(store):
+    return {"draft_model": suffix_drafter(store), "speculative_config": hs.SpeculativeConfig(schedule=Constant(6))}
 
 
 def test_greedy_equals_plain_and_a_second_time_takes_few_passes(target):

@@ -149,14 +149,10 @@ def test_a_store_of_another_tokenizer(saved, target):
         SuffixStore.load(saved, tongues.characters("hgfedcba "))
     with pytest.raises(FileNotFoundError):
         SuffixStore.load(saved.parent / "nowhere")
-    store = SuffixStore()
-    store.add([tiny.VOCAB + 5, 3])
-    config = {"draft_model": suffix_drafter(store)}
-    with (
-        tiny.CountForwards(target) as forwards,
-        pytest.raises(ValueError, match=f"token {tiny.VOCAB + 5}.* has {tiny.VOCAB}"),
-    ):
-        hs.generate(target, **tiny.prompts(1), max_new_tokens=4, **config)
+    store, token = SuffixStore(), tiny.VOCAB + 5
+    store.add([token, 3])
+    with tiny.CountForwards(target) as forwards, pytest.raises(ValueError, match=f"token {token}.* has {tiny.VOCAB}"):
+        hs.generate(target, **tiny.prompts(1), max_new_tokens=4, draft_model=suffix_drafter(store))
     assert not forwards.lengths
     # Ids may all be small: the first model decides, also of a store that was saved.
     store = SuffixStore()

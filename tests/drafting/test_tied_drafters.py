@@ -125,17 +125,14 @@ def fresh_dflash(model, draft, text, k):
 
 
 def fresh_gemma4(model, assistant, text, k):
-    outputs = model(
-        text[:, :-1], output_hidden_states=True, return_shared_kv_states=True, past_key_values=DynamicCache()
-    )
-    token, state, logits = text[:, -1:], outputs.hidden_states[-1][:, -1:], []
+    out = model(text[:, :-1], output_hidden_states=True, return_shared_kv_states=True, past_key_values=DynamicCache())
+    token, state, logits = text[:, -1:], out.hidden_states[-1][:, -1:], []
     for _ in range(k):
-        embedded = model.get_input_embeddings()(token)
-        step = assistant(
-            inputs_embeds=torch.cat([embedded, state], -1),
-            position_ids=torch.tensor([[text.shape[1] - 1]]),
-            shared_kv_states=outputs.shared_kv_states,
+        embeds, position = (
+            torch.cat([model.get_input_embeddings()(token), state], -1),
+            torch.tensor([[text.shape[1] - 1]]),
         )
+        step = assistant(inputs_embeds=embeds, position_ids=position, shared_kv_states=out.shared_kv_states)
         token, state = step.logits.argmax(-1), step.last_hidden_state
         logits.append(step.logits)
     return torch.cat(logits, 1)

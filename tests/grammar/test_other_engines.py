@@ -86,9 +86,7 @@ def test_engines(pair, kind, num_prompts, sampled):
         warnings.simplefilter("error", UserWarning)
         stats = both(pair, kind, num_prompts, sampled)
         assert stats.mean_acceptance_length > 2.5
-        both(
-            pair, kind, num_prompts, sampled, draft_model="auto", num_draft_tokens=6
-        )  # which guesses what is forbidden
+        both(pair, kind, num_prompts, sampled, draft_model="auto", num_draft_tokens=6)  # guesses what is forbidden
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -14,14 +14,7 @@ from tests.support.evaluations import OPTIONS, TEXTS
 
 
 def test_bad_rows_are_recorded_and_skipped(evaluate, tmp_path):
-    lines = [
-        '{"prompt": "def f():\\n"}',
-        "{broken",
-        '{"text": "x"}',
-        '{"prompt": ""}',
-        '{"prompt": 7}',
-        '{"prompt": "x = 1"}',
-    ]
+    lines = ['{"prompt": "f():\\n"}', "{broken", '{"text": "x"}', '{"prompt": ""}', '{"prompt": 7}', '{"prompt": "x"}']
     long = json.dumps({"prompt": "x " * 60})
     path = tmp_path / "data.jsonl.gz"
     with gzip.open(path, "wt") as file:

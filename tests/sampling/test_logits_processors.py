@@ -144,9 +144,7 @@ MEMORYLESS = {
     "bad_words": lambda: hf.NoBadWordsLogitsProcessor([[2], [3], [1, 2], [1, 2, 1, 3]], eos_token_id=2),
     "no_bad_words": lambda: hf.NoBadWordsLogitsProcessor([[2]], eos_token_id=2),
     "watermark": lambda: hf.WatermarkLogitsProcessor(VOCAB, "cpu", context_width=2),
-    "watermark_by_itself": lambda: hf.WatermarkLogitsProcessor(
-        VOCAB, "cpu", seeding_scheme="selfhash", context_width=3
-    ),
+    "selfhash": lambda: hf.WatermarkLogitsProcessor(VOCAB, "cpu", seeding_scheme="selfhash", context_width=3),
     "penalty": lambda: hf.RepetitionPenaltyLogitsProcessor(1.3),
     "penalty_from_a_column": lambda: hf.RepetitionPenaltyLogitsProcessor(0.7, prompt_ignore_length=6),
     "penalty_after_padding": lambda: after_padding(hf.RepetitionPenaltyLogitsProcessor(1.3)),
@@ -207,9 +205,8 @@ def test_all_positions_at_once_are_as_one_by_one(name, pass_over):
                     expected[lane, i, ::7] = -torch.inf
                 if others and i:  # what comes after a forbidden token is not shown to who remembers
                     before = parents[lane][i - 1] + 1
-                    is_shown[lane, i] = is_shown[lane, before] & (
-                        expected[lane, before, tokens[lane, i - 1]] > -torch.inf
-                    )
+                    is_allowed = expected[lane, before, tokens[lane, i - 1]] > -torch.inf
+                    is_shown[lane, i] = is_shown[lane, before] & is_allowed
         found = processors(batch, scores.clone(), ahead, is_draft)
         torch.testing.assert_close(found[is_shown], expected[is_shown], rtol=0, atol=0, equal_nan=True)
 

@@ -236,9 +236,8 @@ def test_what_the_user_holds_too_is_written_to(target, draft):
     tensor, array = torch.zeros(2), np.zeros(2)
     processor = Holds(tensor, array)
     inputs = tiny.prompts(1)
-    assert (
-        ours(target, inputs, draft_model=draft, logits_processor=[processor]).tolist() == plain(target, inputs).tolist()
-    )
+    found = ours(target, inputs, draft_model=draft, logits_processor=[processor])
+    assert found.tolist() == plain(target, inputs).tolist()
     assert processor.tensor is tensor and processor.array is array
     assert [tensor[0], array[0], processor.num_calls, processor.named.tensor[1]] == [NEW] * 4
     assert not hasattr(processor, "first") and processor.owner == [processor]

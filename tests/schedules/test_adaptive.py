@@ -26,34 +26,18 @@ pytestmark = pytest.mark.measures
 #: tokens of the prompt that the first draft of a call reads
 PROMPT = 30
 #: what rounds cost: little, more where a pass is wider than one column, or in proportion to the draft
-COSTS = {
-    "cheap": Costs(0.01, 0.02),
-    "even": Costs(0.08, 0.07),
-    "dear": Costs(0.2, 0.2),
-    "a jump": Costs(0.05, 0.06, 0.4),
-}
+COSTS = {"cheap": Costs(0.01, 0.02), "even": Costs(0.08, 0.07), "dear": Costs(0.2, 0.2), "jump": Costs(0.05, 0.06, 0.4)}
 
 
 def batch_at(lengths, max_length=10_000, rows=None, refills=False):
     rooms = [max(0, max_length - length - 1) for length in lengths]
-    is_unread = not any(lengths)
-    return SimpleNamespace(
-        rows=rows or list(range(len(lengths))),
-        host_lengths=lengths,
-        is_unread=is_unread,
-        rooms=rooms,
-        branches=False,
-        grows_levels=False,
-        max_length=max_length,
-        prompt_width=0,
-        refills=refills,
-    )
+    fixed = {"branches": False, "grows_levels": False, "prompt_width": 0}
+    of_rows = {"rows": rows or list(range(len(lengths))), "host_lengths": lengths, "rooms": rooms}
+    return SimpleNamespace(**fixed, **of_rows, is_unread=not any(lengths), max_length=max_length, refills=refills)
 
 
 def finished(rows, acceptance_prob):
-    return SimpleNamespace(
-        rows=rows, acceptance_prob=acceptance_prob, num_drafted=[len(row) for row in acceptance_prob]
-    )
+    return SimpleNamespace(rows=rows, acceptance_prob=acceptance_prob, num_drafted=[*map(len, acceptance_prob)])
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +48,7 @@ def clock(monkeypatch):
     return now
 
 
-def simulate(
-    schedule, true, accepts, num_tokens, seed, clock=None, costs=None, learned=None
-) -> tuple[float, list[int]]:
+def simulate(schedule, true, accepts, num_tokens, seed, clock=None, costs=None, learned=None):
     """Plain steps until all rows have `num_tokens`, and the longest draft of each round.
 
     Args:
@@ -111,9 +93,7 @@ def mean(values):
 def test_close_to_the_best_constant_length(name, num_tokens, num_rows, clock):
     """Over useless to nearly perfect drafts, of a pair whose costs are learned from its own calls."""
     true, regrets = COSTS[name], []
-    seeds = [
-        100 * pair + call for pair in range(max(1, 192 // num_tokens)) for call in range(14)
-    ]  # short calls vary more
+    seeds = [100 * pair + call for pair in range(max(1, 192 // num_tokens)) for call in range(14)]  # short calls vary
     for alpha in (0.01, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95):
         found = {}
         for seed in seeds:
@@ -225,12 +205,7 @@ def test_what_reads_prompts_or_is_a_tree_without_nodes_is_not_timed(clock):
 def test_guesses_in_place_of_a_tree_are_none_of_its_levels(clock):
     """Where guesses promise more, what was planned as a tree takes no pass. The first round reads prompts."""
     rounds = [(passes, [1.0]) for passes in (3, 3, 0, 3, 0)]
-    assert [(passes, levels) for passes, _, levels in timed_rounds(rounds, levels=3)] == [
-        (3, 3),
-        (0, 0),
-        (3, 3),
-        (0, 0),
-    ]
+    assert [(passes, levels) for passes, _, levels in timed_rounds(rounds, levels=3)] == [(3, 3), (0, 0)] * 2
 
 
 # Exactness: every draft, every outcome of every decision, over several rounds, with the schedule's state in each branch
@@ -250,10 +225,7 @@ def distribution_of(rule, p, q, schedule, length, peek=None):
         lengths[num_rounds].add(n)
         drafts = list(itertools.product(range(vocab), repeat=n))
         probs = [[q(prefix + x[:i]) for i in range(n)] for x in drafts]
-        drawn = [
-            math.prod(q_row[i].item() for q_row, i in zip(row, x, strict=True))
-            for row, x in zip(probs, drafts, strict=True)
-        ]
+        drawn = [math.prod(q(prefix + x[:i])[token].item() for i, token in enumerate(x)) for x in drafts]
         sizes = [n if peek is None else peek(x) for x in drafts]
         q_probs = torch.stack([torch.stack(row) for row in probs]) if n else torch.empty(1, 0, vocab)
         p_probs = torch.stack([torch.stack([p(prefix + x[:i]) for i in range(n + 1)]) for x in drafts])
@@ -293,9 +265,7 @@ def test_the_output_has_exactly_the_targets_distribution(rule):
 @pytest.mark.parametrize("rule", [TokenVerification, BlockVerification])
 def test_control_a_schedule_that_peeks_is_caught(rule):
     p, q = Table(0, vocab=2), Table(50, vocab=2)
-    found, _ = distribution_of(
-        rule(), p, q, deciding(), length=4, peek=lambda x: next((i for i, t in enumerate(x) if t), len(x))
-    )
+    found, _ = distribution_of(rule(), p, q, deciding(), length=4, peek=lambda x: (*x, 1).index(1))
     assert distance(found, plain_sequences(p, 4)) > 1e-3
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative import SpeculativeConfig
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.schedules import Adaptive, Constant, Costs
 from hf_speculative.types import Batch
@@ -129,12 +128,10 @@ def test_sampled_trees_leave_the_distribution_as_it_is(shapes):
     """Where they are asked for: how deep, how many nodes and whether at all follows from the text alone."""
     target = tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=1, hidden=16)
     draft = tiny.noisy_copy(target, noise=0.4, seed=5)
-    call = attached(draft, Costs(0.0, 0.005), max_nodes=3, rule="sampled")
+    call, prompt = attached(draft, Costs(0.0, 0.005), max_nodes=3, rule="sampled"), (5, 2, 3, 2)
     torch.manual_seed(0)
-    samples = [
-        one for _ in range(4) for one in distributions.continuations(target, call, [(5, 2, 3, 2)] * 1000, top_k=3)
-    ]
-    distributions.assert_samples(samples, distributions.exact_distribution(target, (5, 2, 3, 2), top_k=3))
+    samples = [one for _ in range(4) for one in distributions.continuations(target, call, [prompt] * 1000, top_k=3)]
+    distributions.assert_samples(samples, distributions.exact_distribution(target, prompt, top_k=3))
     assert shapes["tree"] >= 4
 
 
@@ -190,9 +187,5 @@ def test_drafts_that_end_early_are_chains(method):
     schedule = hs.schedules.ConfidenceStop(Adaptive(4, 12, 2, costs=CHEAP), 1e-4)
     schedule = hs.schedules.HybridSchedule(schedule, 4, costs=CHEAP) if method else schedule
     draft = tiny.noisy_copy(target, noise=0)
-    options = {
-        "draft_model": [draft, method] if method else draft,
-        "speculative_config": SpeculativeConfig(schedule=schedule),
-    }
-    stats = same_as_plain(target, tiny.prompts(2), **options)
+    stats = same_as_plain(target, tiny.prompts(2), draft_model=[draft, method] if method else draft, schedule=schedule)
     assert stats.num_accepted_draft_tokens > 20

@@ -2,7 +2,6 @@
 
 import torch
 
-import hf_speculative as hs
 from hf_speculative.schedules import BestNodes, Costs
 from hf_speculative.types import Batch, Round
 from tests.support import tiny
@@ -18,13 +17,8 @@ def test_a_plan_ends_where_a_row_does():
 
 def test_a_chain_of_a_draft_model_up_to_the_last_position():
     model = tiny.build("gpt2", n_positions=31)
-    schedule = BestNodes(16, Costs(0.0, 0.001))
-    same_as_plain(
-        model,
-        tiny.prompts(1),
-        draft_model=tiny.noisy_copy(model),
-        speculative_config=hs.SpeculativeConfig(schedule=schedule),
-    )
+    options = {"draft_model": tiny.noisy_copy(model), "schedule": BestNodes(16, Costs(0.0, 0.001))}
+    same_as_plain(model, tiny.prompts(1), **options)
 
 
 def test_promises_that_were_not_kept_count_less():

@@ -19,6 +19,7 @@ from tests.support import tiny, tongues
 from tests.support.served import PATIENCE, TEMPLATE, alone, running, streamed
 
 JSON = {"content-type": "application/json"}
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
 
 
 @pytest.fixture(scope="module")
@@ -246,9 +247,7 @@ def test_stop_texts_are_cut_off_and_not_looked_for_in_the_prompt(of_engine, clie
         assert answer["choices"][0]["text"] == whole[: whole.index(stop)]
         assert answer["choices"][0]["finish_reason"] == "stop" and answer["usage"]["completion_tokens"] < 30
         assert text_streamed(client, body) == whole[: whole.index(stop)]
-    chat = client.post(
-        "/v1/chat/completions", json=PROMPTS["chat/completions"] | {"max_tokens": 30, "stop": stop}
-    ).json()
+    chat = client.post("/v1/chat/completions", json={"messages": [HELLO], "max_tokens": 30, "stop": stop}).json()
     assert chat["choices"][0]["message"]["content"] == whole[: whole.index(stop)]
     across = "o" + whole[0]
     answer = client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 30, "stop": across}).json()
@@ -293,10 +292,8 @@ def address(target, tokenizer, engine, monkeypatch):
     monkeypatch.setattr(guard, "IDLE_SECONDS", 0.3)
     monkeypatch.setattr(guard, "BODY_SECONDS", 0.5)
     monkeypatch.setattr(patience, "HEADER_SECONDS", 0.3)
-    config = uvicorn.Config(
-        build_app(target, tokenizer, "tiny", engine), port=0, http=patience.PatientProtocol, log_level="error"
-    )
-    server = uvicorn.Server(config)
+    app = build_app(target, tokenizer, "tiny", engine)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, http=patience.PatientProtocol, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
     until = time.monotonic() + PATIENCE
@@ -314,8 +311,8 @@ def address(target, tokenizer, engine, monkeypatch):
     [
         (b"", b"", b""),
         (b"GET /health HTTP/1.1\r\nHo", b"", b""),
-        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{", b"", b"408"),
-        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{", b" ", b"408"),
+        (POST % (100, b"{"), b"", b"408"),
+        (POST % (100, b"{"), b" ", b"408"),
     ],
     ids=["nothing", "half a header", "half a body", "a body that trickles"],
 )
@@ -352,9 +349,7 @@ def test_a_client_that_leaves_gives_its_lane_back(stream, address, target, engin
     try:
         with socket.create_connection(address) as client:
             body = json.dumps({"prompt": "hello", "max_tokens": 90, "stream": stream}).encode()
-            client.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-            )
+            client.sendall(POST % (len(body), body))
             assert has_begun.wait(PATIENCE)
         until = time.monotonic() + PATIENCE
         while not all(request.is_cancelled for request in list(engine._running.values())):

@@ -139,9 +139,7 @@ def test_what_transformers_chat_sends(flags, client, target, tokenizer, ids):
     assert client.post("/load_model", json={"model": "tiny"}).text == 'data: {"status":"ready","cached":true}\n\n'
     config = GenerationConfig(max_new_tokens=6, **flags).to_json_string()
     body = {"model": "tiny", "messages": HELLO, "seed": 1, "generation_config": config}
-    chunks = [
-        ChatCompletionStreamOutput.parse_obj_as_instance(one) for one in streamed(client, "chat/completions", body)
-    ]
+    chunks = [*map(ChatCompletionStreamOutput.parse_obj_as_instance, streamed(client, "chat/completions", body))]
     told = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert told == tokenizer.decode(alone(target, ids, 1, max_new_tokens=6, **flags), skip_special_tokens=True)
     assert chunks[-1].choices[0].finish_reason == "length"
@@ -326,9 +324,8 @@ def test_tokenize(client, ids):
 
 
 def test_keys_origins_and_limits(target, tokenizer):
-    app = build_app(
-        target, tokenizer, "tiny", None, api_key="secret", allow_origins=["https://a.example"], max_tokens=5
-    )
+    origin = "https://a.example"
+    app = build_app(target, tokenizer, "tiny", None, api_key="secret", allow_origins=[origin], max_tokens=5)
     with TestClient(app) as client:
         body = {"prompt": "x", "max_tokens": 2}
         for headers in ({}, {"authorization": "Bearer wrong"}):
@@ -336,8 +333,8 @@ def test_keys_origins_and_limits(target, tokenizer):
             assert response.status_code == 401 and response.json()["error"]["type"] == "authentication_error"
         assert client.get("/v1/models").status_code == 401 and client.get("/health").status_code == 200
         client.headers["authorization"] = "Bearer secret"
-        response = client.post("/v1/completions", json=body, headers={"origin": "https://a.example"})
-        assert response.status_code == 200 and response.headers["access-control-allow-origin"] == "https://a.example"
+        response = client.post("/v1/completions", json=body, headers={"origin": origin})
+        assert response.status_code == 200 and response.headers["access-control-allow-origin"] == origin
         response = client.post("/v1/completions", json=body | {"max_tokens": 6})
         assert response.status_code == 400 and "at most 5" in response.text
         assert client.post("/v1/completions", json={"prompt": "x"}).json()["usage"]["completion_tokens"] <= 5
