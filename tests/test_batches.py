@@ -166,9 +166,6 @@ def test_guidance_goes_in_batches(target, draft):
     assert refilled(target, prompts, 2, draft_model=draft, **kwargs) == alone(target, prompts, **kwargs)
 
 
-# Sampling
-
-
 def padded(prompts) -> dict[str, torch.Tensor]:
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(row)) + row for row in prompts])
@@ -208,9 +205,6 @@ def test_the_distribution_of_a_row_does_not_depend_on_its_lane():
     assert stats.num_target_forwards > 2 * 2 * distributions.NEW and 0.2 < stats.draft_acceptance_rate < 0.95
     for prompt, samples in zip((first, second), drawn.values(), strict=True):
         distributions.assert_samples(samples, distributions.exact_distribution(target, prompt, eos=4, top_k=3))
-
-
-# Processors and criteria
 
 
 class Alternating(LogitsProcessor):
@@ -268,9 +262,6 @@ def test_stop_strings_and_texts():
         plain = target.generate(**inputs, **kwargs)[0, inputs["input_ids"].shape[1] :].tolist()
         assert row.new_ids == plain and row.text == tokenizer.decode(plain, skip_special_tokens=True)
     assert any(len(row.new_ids) < 24 for row in rows)
-
-
-# The point of it
 
 
 def test_it_takes_fewer_target_passes_than_batches_of_fixed_rows(target, draft, expected):
@@ -345,9 +336,6 @@ def test_cached_logits_equal_fresh_ones_after_admissions(model_type, kind, monke
             batch.admit(newcomers, lanes)
             cached.admit(newcomers, lanes)
     assert batch.newcomers(1) is None and sorted(batch.rows) == [6, 7, 8]
-
-
-# The iterator
 
 
 def test_prompts_are_read_a_window_at_a_time(target, draft):

@@ -121,13 +121,7 @@ def test_what_it_does_not_take_is_refused_before_a_forward(attached):
         (ValueError, "max_time", PROMPTS, GenerationConfig(max_new_tokens=3, max_time=1.0), {}),
         (ValueError, "prompt 1 is empty", [[5], []], GREEDY, {}),
         (ValueError, "prompt 0", [[5, 99]], GREEDY, {}),
-        (
-            TypeError,
-            "reads `generation_config` alone: put do_sample, top_k there",
-            [[5]],
-            GREEDY,
-            {"top_k": 3, "do_sample": 1},
-        ),
+        (TypeError, "`generation_config` alone: put do_sample, top_k", [[5]], GREEDY, {"top_k": 3, "do_sample": 1}),
     )
     with tiny.CountForwards(attached) as count:
         for kind, message, prompts, given, more in calls:

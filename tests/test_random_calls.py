@@ -110,11 +110,8 @@ def random_call(seed: int) -> tuple[str, dict, dict]:
         call |= {"temperature": chance.choice([0.5, 1.0, 1.7]), "top_k": chance.choice([0, 5])}
         call["top_p"] = chance.choice([1.0, 0.8])
     length = chance.choice([{}, {"num_draft_tokens": chance.randint(1, 7)}])
-    source = chance.choice(
-        [{"draft_model": "draft"}] * 3
-        + [{"draft_model": "auto"}, {"draft_model": "suffix"}, {"prompt_lookup_num_tokens": 4}]
-    )
-    drafts = source | (length if "prompt_lookup_num_tokens" not in source else {})
+    source = chance.choice(["draft"] * 3 + ["auto", "suffix", None])
+    drafts = {"draft_model": source} | length if source else {"prompt_lookup_num_tokens": 4}
     return kind, call, drafts | ({"reproducible": True} if call["do_sample"] else {})
 
 

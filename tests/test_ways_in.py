@@ -8,13 +8,9 @@ import warnings
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import (
-    ContinuousBatchingConfig,
-    GenerationConfig,
-    GenerationMixin,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-)
+from transformers import ContinuousBatchingConfig, GenerationConfig, GenerationMixin
+from transformers import Seq2SeqTrainer as Trainer
+from transformers import Seq2SeqTrainingArguments as Arguments
 from transformers.cli.serving.utils import CBGenerateManager, GenerateManager
 
 import hf_speculative as hs
@@ -103,8 +99,8 @@ def test_transformers_serve(attached):
 
 def test_evaluation_of_a_trainer(attached, tmp_path):
     data = [{"input_ids": row, "attention_mask": torch.ones_like(row), "labels": row} for row in IDS]
-    arguments = Seq2SeqTrainingArguments(str(tmp_path), predict_with_generate=True, use_cpu=True, report_to=[])
-    trainer = Seq2SeqTrainer(attached, arguments)
+    arguments = Arguments(str(tmp_path), predict_with_generate=True, use_cpu=True, report_to=[])
+    trainer = Trainer(attached, arguments)
     assert speculates(lambda: trainer.predict(data, max_new_tokens=6, do_sample=False, pad_token_id=0))
 
 

@@ -114,9 +114,6 @@ def test_the_tree_is_eagles(monkeypatch):
     assert draft.tree.depths[0, 1:].sort().values.tolist() == expected["tree_position_ids"][1:].sort().values.tolist()
 
 
-# Fresh passes
-
-
 def masks_of(head, visible):
     """By layer type, of `visible (n, slots)`, slots in order."""
     layers = head.config.transformer_layer_config
@@ -152,10 +149,7 @@ def fresh(target, head, text, path):
     return head.over_target(head.logits(own[:, -1:]))[0, 0]
 
 
-@pytest.mark.parametrize(
-    "name",
-    slow_but(heads.KINDS, *(name for name in heads.KINDS if name not in ("eagle 3.1", "narrow", "parallel", "llama"))),
-)
+@pytest.mark.parametrize("name", slow_but(heads.KINDS, *{*heads.KINDS} - {"eagle 3.1", "narrow", "parallel", "llama"}))
 def test_proposals_equal_those_of_fresh_passes(name):
     """Chains and trees: after every round, in unequal rows that end one by one, past windows of 4 and 8."""
     target, head = heads.made(name)
@@ -164,9 +158,6 @@ def test_proposals_equal_those_of_fresh_passes(name):
     for own, num_tokens in ((drafter, 3), (DynamicTreeDrafter(drafter, 2, depth=3), 5)):
         same_as_plain(target, tiny.prompts(3), draft_model=own, num_draft_tokens=num_tokens)
     assert drafter.num_steps > 20 and drafter.num_levels > 10
-
-
-# Exact, in every kind of call
 
 
 @pytest.mark.parametrize(
@@ -213,9 +204,6 @@ def test_rows_that_wait_take_lanes(name):
     takes_lanes(target, prompts, draft_model=drafter, num_draft_tokens=3)
     assert drafter.num_steps > 10
     takes_lanes(target, prompts, draft_model=head, num_draft_tokens=3)
-
-
-# Where a draft model goes
 
 
 def test_heads_that_do_not_belong_to_the_target():

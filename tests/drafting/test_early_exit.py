@@ -48,9 +48,6 @@ def deep(model_type="llama", factor=0.35, attention="sdpa", **overrides):
     return quiet(tiny.build(model_type, attention=attention, **layers | overrides), EXIT, factor)
 
 
-# Early exit
-
-
 @pytest.mark.parametrize("attention", slow_but(["sdpa", "eager"], "sdpa"))
 @pytest.mark.parametrize("model_type", tiny.ARCHITECTURES)
 def test_early_exit_greedy_on_every_architecture(model_type, attention):

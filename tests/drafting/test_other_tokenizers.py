@@ -85,9 +85,6 @@ def test_reproducible_sampling_equals_plain(name, mapping):
         assert agrees(target, inputs | settings, seed, **draft).draft_acceptance_rate >= least / 4
 
 
-# The distribution
-
-
 @pytest.fixture(scope="module")
 def letters():
     """A target of 7 tokens and a draft that has 5 of them, under other ids, and 2 more."""
@@ -111,9 +108,6 @@ def test_the_distribution_of_string_match(letters):
     drafter = StringMatch(RaggedModel(letters[2], clamp_ids=True), Translation(letters[1], letters[3], VOCAB, VOCAB))
     kwargs = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=3)}
     assert_exact(letters[0], kwargs, top_k=3)
-
-
-# What users reported
 
 
 def rounds_of(kind, target, tokenizer, draft, draft_tokenizer, inputs, check, **settings):
@@ -244,9 +238,6 @@ def test_a_draft_with_a_shorter_context_falls_back_to_plain(mapping):
     target, drafts = tiny.llama(vocab_size=len(SMALL)), tongues.speaking(draft, SMALL, BIG, mapping)
     stats = agrees(target, prompts(SMALL) | settings, **drafts)
     assert 0 < stats.num_spec_steps < stats.num_rounds
-
-
-# Options
 
 
 def test_tokenizers_can_be_attached():

@@ -30,8 +30,6 @@ def test_a_text_finds_the_longest_match(most, num_letters):
     assert row.tokens == text
 
 
-# Calls
-
 GREEDY = {"do_sample": False, "pad_token_id": 0}
 
 
@@ -108,9 +106,6 @@ def test_the_length_of_a_draft(settings, expected):
     assert draft.tokens.tolist() == [expected] and draft.probs is None
 
 
-# `draft_model="suffix"`
-
-
 def test_answers_that_are_kept_with_the_model(target):
     call = tiny.prompts(1, seed=8) | GREEDY | {"max_new_tokens": 30, "draft_model": "suffix", "num_draft_tokens": 5}
 
@@ -125,7 +120,7 @@ def test_answers_that_are_kept_with_the_model(target):
     assert num_passes(**kept) == first and num_passes(**kept) < first
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "texts", "texts and a file", "saved"])
+@pytest.mark.parametrize("kind", ["file", "folder", "texts", "both", "saved"])
 def test_a_corpus(target, tmp_path, kind):
     """What the model is about to say stands in a file: few passes, and the corpus is read once and does not grow."""
     call = GREEDY | {"input_ids": torch.tensor([[3, 4, 5]]), "max_new_tokens": 30}
@@ -137,18 +132,11 @@ def test_a_corpus(target, tmp_path, kind):
     path = tmp_path / "texts" / "a.txt"
     path.parent.mkdir()
     path.write_text(text, encoding="utf-8")
-    if kind == "saved":
-        store = SuffixStore(letters)
-        store.add_files(path)
-        store.save(tmp_path / "store.safetensors")
-    corpus = {
-        "file": str(path),
-        "folder": path.parent,
-        "texts": [text],
-        "texts and a file": ["x", path],
-        "saved": tmp_path / "store.safetensors",
-    }[kind]
-    settings = {"draft_model": "suffix", "corpus": corpus, "tokenizer": letters, "num_draft_tokens": 6}
+    store, saved = SuffixStore(letters), tmp_path / "store.safetensors"
+    store.add_files(path)
+    store.save(saved)
+    corpora = {"file": str(path), "folder": path.parent, "texts": [text], "both": ["x", path], "saved": saved}
+    settings = {"draft_model": "suffix", "corpus": corpora[kind], "tokenizer": letters, "num_draft_tokens": 6}
     for _ in range(2):
         assert agrees(target, call, **settings).num_target_forwards < 10
         path.write_text("", encoding="utf-8")

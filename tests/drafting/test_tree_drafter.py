@@ -143,9 +143,6 @@ def test_sampled_text_keeps_its_distribution():
     assert max(widths) > 1 and statistics.num_accepted_draft_tokens > 1000
 
 
-# `method="auto"`
-
-
 @pytest.mark.parametrize("method", ["auto", "recycling", "suffix", ["recycling", "ngram"], "ngram+suffix"])
 def test_a_method_needs_no_model(target, method):
     """In the call and for all calls."""

@@ -27,9 +27,6 @@ def table(text, heading):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if not line.startswith("|---")]
 
 
-# --- what the card says
-
-
 def test_what_was_measured_by_use_case_and_temperature(code, chat, monkeypatch):
     monkeypatch.setitem(code.environment, "command", "hf-speculative eval --dataset /home/me/x.jsonl --stop 'a b'")
     text = hs.card({"code": code, "chat": chat})
@@ -123,9 +120,6 @@ def test_what_a_results_file_names_stays_a_name(results, name, monkeypatch):
     source = " ".join(visible(data_set_name(evaluation)).split())
     assert any(line.startswith(f"{shown}: {source}. 2 prompts") for line in seen)
     assert f"on {shown}, " in " ".join(seen)
-
-
-# --- metadata
 
 
 def test_metadata_read_by_huggingface_hub(code, chat):

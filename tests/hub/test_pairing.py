@@ -47,9 +47,6 @@ def write(folder, **values):
     (folder / FILE_NAME).write_text(json.dumps(values))
 
 
-# --- save and load
-
-
 def test_the_pair_comes_back_attached(folder, target, inputs):
     model = hs.from_pretrained(folder)
     assert not model.training and not model.generate.draft_model.training
@@ -156,14 +153,9 @@ def test_encoder_and_decoder(tmp_path):
 def test_tokenizers_where_vocabularies_differ(tmp_path):
     target, draft, tokenizer = tongues.pair()
     other = tongues.renumbered(tokenizer)
-    hs.save_pretrained(
-        target,
-        tmp_path,
-        draft_model=tongues.moved(draft, tokenizer, other),
-        tokenizer=tokenizer,
-        draft_tokenizer=other,
-        config=hs.SpeculativeConfig(vocabulary_mapping="intersection", num_draft_tokens=3),
-    )
+    options = {"draft_model": tongues.moved(draft, tokenizer, other), "tokenizer": tokenizer, "draft_tokenizer": other}
+    config = hs.SpeculativeConfig(vocabulary_mapping="intersection", num_draft_tokens=3)
+    hs.save_pretrained(target, tmp_path, **options, config=config)
     model = hs.from_pretrained(tmp_path)
     inputs = tokenizer("import os\n", return_tensors="pt") | {"max_new_tokens": 24, "do_sample": False}
     with hs.record() as stats:
@@ -256,9 +248,6 @@ def test_push(target, draft, tmp_path, monkeypatch):
     assert {"config.json", "draft", "model.safetensors", FILE_NAME} <= {path.name for path in tmp_path.iterdir()}
 
 
-# --- custom_generate/
-
-
 def test_what_a_call_leaves_out_switches_nothing_off(target, draft, tmp_path, inputs):
     """transformers fills in `assistant_model=None`, which in a call of ours means plain decoding."""
     export_generate(tmp_path / "code")
@@ -274,17 +263,9 @@ def test_streamer_tokenizer_and_stop_strings_arrive(tmp_path):
     inputs = tokenizer("def main():\n", return_tensors="pt") | {"max_new_tokens": 24, "do_sample": False}
     stop = {"stop_strings": ["Python impl"], "tokenizer": tokenizer}
     streamer = Collect()
+    code = {"custom_generate": str(tmp_path / "code"), "trust_remote_code": True, "local_files_only": True}
     with hs.record() as stats:
-        output = target.generate(
-            **inputs,
-            **stop,
-            streamer=streamer,
-            custom_generate=str(tmp_path / "code"),
-            trust_remote_code=True,
-            draft_model=draft,
-            num_draft_tokens=4,
-            local_files_only=True,
-        )
+        output = target.generate(**inputs, **stop, **code, streamer=streamer, draft_model=draft, num_draft_tokens=4)
     expected = target.generate(**inputs, **stop)
     assert stats.num_accepted_draft_tokens > 0 and expected.shape[1] < inputs["input_ids"].shape[1] + 24
     assert torch.equal(output, expected)

@@ -114,14 +114,11 @@ def test_a_row_that_the_users_function_fails_on_is_one_bad_row(evaluate):
 
 def test_messages_that_the_chat_template_refuses_are_one_bad_row(model, small, tokenizer):
     tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('users only') }}{% endif %}{{ m.content }}"
-        "{% endfor %}"
-    )
+    tokenizer.chat_template = "{% set m = messages[0] %}{{ m.content if m.role == 'user' else raise_exception('no') }}"
     rows = [{"prompt": [{"role": role, "content": "x = 1"}]} for role in ("user", "system")]
     found = hs.evaluate(model, small, rows, tokenizer=tokenizer, **OPTIONS)
     ((index, message),) = [(row.index, row.message) for row in found.bad_rows]
-    assert index == 1 and "chat template: users only" in message
+    assert index == 1 and "chat template: no" in message
 
 
 def test_a_data_frame_is_not_taken_for_its_columns():

@@ -208,9 +208,6 @@ def test_guesses_in_place_of_a_tree_are_none_of_its_levels(clock):
     assert [(passes, levels) for passes, _, levels in timed_rounds(rounds, levels=3)] == [(3, 3), (0, 0)] * 2
 
 
-# Exactness: every draft, every outcome of every decision, over several rounds, with the schedule's state in each branch
-
-
 def distribution_of(rule, p, q, schedule, length, peek=None):
     """The distribution of the first `length` tokens, and the lengths drafted in each round.
 

@@ -78,9 +78,6 @@ def test_what_did_not_pay_is_tried_again():
     assert later[2] > 0.6 * sum(later)
 
 
-# through `generate`
-
-
 def attached(draft, costs=CHEAP, max_nodes=12, **options):
     schedule = Adaptive(max_nodes=max_nodes, max_levels=4, costs=costs)
     return as_keywords({"draft_model": draft, "schedule": schedule, **options})
@@ -133,9 +130,6 @@ def test_sampled_trees_leave_the_distribution_as_it_is(shapes):
     samples = [one for _ in range(4) for one in distributions.continuations(target, call, [prompt] * 1000, top_k=3)]
     distributions.assert_samples(samples, distributions.exact_distribution(target, prompt, top_k=3))
     assert shapes["tree"] >= 4
-
-
-# the options
 
 
 def test_a_number_of_nodes_is_a_tree(target, draft, shapes):

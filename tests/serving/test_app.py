@@ -20,6 +20,7 @@ from tests.support.served import PATIENCE, TEMPLATE, alone, running, streamed
 
 JSON = {"content-type": "application/json"}
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
+HALF = POST % (100, b"{")
 
 
 @pytest.fixture(scope="module")
@@ -306,17 +307,9 @@ def address(target, tokenizer, engine, monkeypatch):
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize(
-    ("begin", "more", "answer"),
-    [
-        (b"", b"", b""),
-        (b"GET /health HTTP/1.1\r\nHo", b"", b""),
-        (POST % (100, b"{"), b"", b"408"),
-        (POST % (100, b"{"), b" ", b"408"),
-    ],
-    ids=["nothing", "half a header", "half a body", "a body that trickles"],
-)
-def test_clients_that_do_not_go_on(begin, more, answer, address):
+@pytest.mark.parametrize("begin, more", [(b"", b""), (b"GET / HTTP/1.1\r\nHo", b""), (HALF, b""), (HALF, b" ")])
+def test_clients_that_do_not_go_on(begin, more, address):
+    """They send nothing, half a header, half a body, a body that trickles."""
     with socket.create_connection(address, timeout=PATIENCE) as client:
         client.sendall(begin)
         client.settimeout(0.1)
@@ -327,7 +320,7 @@ def test_clients_that_do_not_go_on(begin, more, answer, address):
                 got = client.recv(1000)
             except TimeoutError:
                 client.sendall(more)
-        assert answer in got and (not answer or got.startswith(b"HTTP/1.1 408"))
+        assert begin != HALF or got.startswith(b"HTTP/1.1 408")
 
 
 def test_a_client_that_takes_its_time_between_requests(address):

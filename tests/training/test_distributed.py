@@ -14,15 +14,10 @@ from tests.support import train_distributed
 @pytest.mark.parametrize("how", ["computes", "stores"])
 def test_two_processes_train_as_one_does(tmp_path, how):
     """The same losses and the same acceptance, each process having answered, recorded, learned from and measured its share."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     (tmp_path / "two").mkdir()
-    done = subprocess.run(
-        [sys.executable, train_distributed.__file__, str(tmp_path / "two"), how],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    command = [sys.executable, train_distributed.__file__, str(tmp_path / "two"), how]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     two, other = (json.loads((tmp_path / "two" / f"{rank}.json").read_text()) for rank in (0, 1))
     one = train_distributed.curves(tmp_path)
