@@ -141,7 +141,6 @@ def test_a_draft_with_a_short_context_reads_no_prompt_beyond_it():
 
 @pytest.mark.parametrize("architecture", ["t5", "bart", "mamba2"])
 def test_caches_of_one_length_go_in_batches(architecture):
-    """Never more rows at a time than asked for, and each as on its own."""
     mapping = "causal" if architecture == "mamba2" else "seq2seq"
     model = build(mapping, architecture)
     vocab_size = model.config.get_text_config().vocab_size
@@ -407,12 +406,8 @@ def test_an_attached_model_and_every_kind_of_prompt(target, draft):
     masked = {"input_ids": [0, *ids], "attention_mask": [0] + [1] * len(ids)}
     chat = [{"role": "user", "content": part} for part in (text[:2], text[2:])]
     prompts = [text, ids, torch.tensor(ids), masked, tokenizer(text), chat]
-    hs.attach(target, draft)
-    try:
-        with hs.record() as stats:
-            rows = list(hs.generate_batches(target, prompts, tokenizer=tokenizer, batch_size=2, **GREEDY))
-    finally:
-        hs.detach(target)
+    attached = hs.attach(copy.deepcopy(target), draft)
+    with hs.record() as stats:
+        rows = list(hs.generate_batches(attached, prompts, tokenizer=tokenizer, batch_size=2, **GREEDY))
     assert stats.num_draft_tokens > 0
-    expected = alone(target, [ids])[0]
-    assert [row.new_ids for row in rows] == [expected] * len(prompts) and rows[0].prompt_ids == ids
+    assert [row.new_ids for row in rows] == [alone(target, [ids])[0]] * len(prompts) and rows[0].prompt_ids == ids

@@ -29,7 +29,6 @@ def pair(dtype, kind="llama"):
 
 
 def bits(model, inputs, settings=GREEDY, seed=0, lanes=None, optimize=None, **draft):
-    """Tokens and scores of a call."""
     set_seed(seed)
     config = SpeculativeConfig(lanes=lanes, optimize=optimize)
     call = settings | {"return_dict_in_generate": True, "output_scores": True, "speculative_config": config}
@@ -129,7 +128,6 @@ def test_attached_and_plain():
 
 
 def test_captured_passes(monkeypatch):
-    """One graph serves the whole call."""
     target, draft = pair(torch.float32)
     inputs = tiny.prompts(3)
     expected, capture = bits(target, inputs, draft_model=None), Recorded()
@@ -149,8 +147,7 @@ def test_the_cache_that_is_returned_goes_on():
     assert cached.get_seq_length() == tokens.shape[1] - 1
     padding = (inputs["attention_mask"] == 0).sum(1)
     fresh = target(tokens[:1, padding[0] :], use_cache=True).past_key_values
-    kept = cached.layers[1].keys[0, :, padding[0] :]
-    assert torch.allclose(kept, fresh.layers[1].keys[0, :, :-1], atol=1e-5)
+    assert torch.allclose(cached.layers[1].keys[0, :, padding[0] :], fresh.layers[1].keys[0, :, :-1], atol=1e-5)
 
 
 class LooksAside(nn.Module):

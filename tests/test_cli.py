@@ -15,8 +15,7 @@ def test_devices_and_folders_that_are_not_there(tmp_path, monkeypatch):
         assert result.exit_code == 2 and "Traceback" not in result.output
         return result.stderr
 
-    prompts = write_prompts(tmp_path / "p.jsonl", ['{"prompt": "a"}'])
-    data = ("eval", "--dataset", prompts)
+    data = ("eval", "--dataset", write_prompts(tmp_path / "p.jsonl", ['{"prompt": "a"}']))
     for command in (data, ("bench",), ("check",), ("generate", "x")):
         assert "--device abacus: " in refused(*command)
     for command, option in ((data, "results"), (data, "report"), (data, "json"), (("bench",), "report")):

@@ -162,8 +162,6 @@ class TestMoreReads:
         assert 1 < self.most(monkeypatch, gpus, target, call) <= 4
 
     def test_criteria_of_the_users(self, gpus, monkeypatch):
-        """Their answer to each new token."""
-
         class NeverStops(StoppingCriteria):
             def __call__(self, input_ids, scores, **kwargs):
                 return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)

@@ -121,7 +121,6 @@ def test_control_a_rule_that_is_not_exact_is_caught(pair, rule, monkeypatch):
 
 @pytest.fixture(scope="module")
 def drawn(pair):
-    """As the sampler draws them, under the default schedule."""
     torch.manual_seed(1234)
     return distributions.sample(pair[0], {"draft_model": pair[1]}, top_k=3)
 

@@ -30,8 +30,7 @@ def test_sampling_has_the_targets_distribution(mapping, model_type):
 
     def call(rows):
         inputs = {name: value.repeat_interleave(len(rows), 0) for name, value in one.items()}
-        out = hs.generate(model, **inputs, **options, draft_model=draft)
-        return [tuple(row) for row in out[:, -NEW:].tolist()]
+        return [tuple(row) for row in hs.generate(model, **inputs, **options, draft_model=draft)[:, -NEW:].tolist()]
 
     with hs.record() as stats:
         (found,) = enumerate_texts(call, 1)

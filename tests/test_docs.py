@@ -68,8 +68,7 @@ def test_files_named_in_the_docs_exist():
 
 def test_one_call_is_followed_as_it_goes():
     """The modules that the steps of docs/how-it-works.md name, in their order, up to the results."""
-    page = (ROOT / "docs" / "how-it-works.md").read_text()
-    steps = page.split("## One call")[1].split("**Results**")[0]
+    steps = (ROOT / "docs" / "how-it-works.md").read_text().split("## One call")[1].split("**Results**")[0]
     named = [path.replace("/", ".") for path in re.findall(r"`([\w/]+)\.py`", steps)]
     assert len(named) > 10 and named == [module for module in call_path.visited() if module in named]
 

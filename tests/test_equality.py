@@ -114,8 +114,7 @@ def test_reproducible_sampling_equals_plain_sampling(target, draft, unrelated, q
 def test_reproducible_sampling_redraws_noise_rather_than_keep_it(target, draft, unrelated, monkeypatch):
     """Rows that drift apart need noise of many steps: with room for one step only, the output is the same."""
     monkeypatch.setattr(samplers, "MOST_NOISE", 1)
-    settings = {"do_sample": True, "top_k": 0, "max_new_tokens": 40}
-    same_as_plain(target, tiny.prompts(4), settings, draft_model=draft)
+    same_as_plain(target, tiny.prompts(4), {"do_sample": True, "top_k": 0, "max_new_tokens": 40}, draft_model=draft)
 
 
 def test_reproducible_sampling_with_a_generator(target, draft):

@@ -54,8 +54,7 @@ def test_greedy_requests_are_those_of_transformers_own(plain, attached, lanes):
         assert output.created_time <= output.lifespan[0] <= output.timestamps[0]
         assert output.timestamps[-1] == output.lifespan[1]
         ids = torch.tensor([output.prompt_ids])
-        alone = plain.generate(ids, GREEDY)[0, ids.shape[1] :].tolist()
-        assert output.generated_tokens == alone
+        assert output.generated_tokens == plain.generate(ids, GREEDY)[0, ids.shape[1] :].tolist()
 
 
 def test_a_signature_and_results_without_extras(plain, attached):

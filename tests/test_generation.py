@@ -183,8 +183,7 @@ def test_the_mixin(draft):
     assert speculates(lambda: model.generate(**inputs, **KWARGS, draft_model=draft))
     assert not speculates(lambda: model.generate(**inputs, **KWARGS))
     ids = tiny.prompts(1)["input_ids"]
-    alone = model.generate(ids, **KWARGS).tolist()
-    assert model.generate(ids, None, **KWARGS, draft_model=draft).tolist() == alone
+    assert model.generate(ids, None, **KWARGS, draft_model=draft).tolist() == model.generate(ids, **KWARGS).tolist()
     assert hs.generate(model, **inputs, **KWARGS, draft_model=draft).tolist() == expected.tolist()
 
 
@@ -209,7 +208,6 @@ print(*(name for name, value in before.items() if after.get(name) is not value),
 
 @pytest.mark.slow  # a process that imports all of transformers takes seconds
 def test_importing_changes_nothing():
-    """No function, class or method of torch and transformers is another one afterwards."""
     done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and not done.stdout.strip(), done.stdout + done.stderr
 

@@ -31,7 +31,6 @@ IMAGES = ["llava", "qwen2_5_vl", "gemma3", "qwen3_5"]
 
 @functools.cache
 def pair(kind: str):
-    """A target and a draft that partly agrees."""
     name = kind.partition("-")[0]
     mapping = "image-text" if name in IMAGES else "causal"
     target = tiny.build(name, seed=1) if name in tiny.ARCHITECTURES else build(mapping, name, seed=1)
@@ -40,8 +39,6 @@ def pair(kind: str):
 
 
 class LastIn(StoppingCriteria):
-    """Ends a row at some tokens."""
-
     def __init__(self, tokens):
         self.tokens = torch.tensor(tokens)
 
@@ -116,7 +113,6 @@ def random_call(seed: int) -> tuple[str, dict, dict]:
 
 
 def copied(call: dict) -> dict:
-    """What has a memory begins anew."""
     criteria = [one.again() for one in call.get("stopping_criteria", [])]
     return call | ({"stopping_criteria": criteria} if criteria else {})
 

@@ -58,7 +58,6 @@ def test_broken_links_are_found(tmp_path):
 
 @pytest.mark.slow
 def test_all_pages_can_be_read_on_a_phone(tab, folder):
-    """Each fits on a phone and can be read, in both schemes."""
     page, said, address = tab
     for path in [str(file.relative_to(folder)) for file in site.pages(folder) if file.name != "404.html"]:
         page.emulate_media(color_scheme="light")

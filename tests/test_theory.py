@@ -37,8 +37,7 @@ def test_expected_tokens_of_a_perfect_draft():
 
 
 def test_acceptance_rate_is_one_less_the_total_variation():
-    generator = torch.Generator().manual_seed(1)
-    p, q = torch.randn(2, 3, 4, 7, generator=generator, dtype=torch.float64).softmax(-1)
+    p, q = torch.randn(2, 3, 4, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64).softmax(-1)
     rate = theory.acceptance_rate(p, q)
     assert rate.shape == (3, 4)
     torch.testing.assert_close(rate, 1 - (p - q).abs().sum(-1) / 2)

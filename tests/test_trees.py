@@ -72,8 +72,6 @@ def test_rows_that_wait_take_lanes_between_trees():
 
 
 class Fixed(hs.Drafter):
-    """Proposes the same tree to each row, whatever it is asked for."""
-
     one_hot_proposals = True
     branches = True
 

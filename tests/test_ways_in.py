@@ -43,7 +43,6 @@ def test_calls_of_the_model(attached):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Dynamo detected:UserWarning")  # in transformers' generate
 def test_compiled_models(attached):
-    """`torch.compile` of the model, of its forward, of its `generate`."""
     expected = attached.generate(IDS, draft_model=None, **GREEDY).tolist()
     compiled = torch.compile(attached, backend="eager")
     assert speculates(lambda: compiled.generate(IDS, **GREEDY))

@@ -56,8 +56,6 @@ def test_every_source_on_the_same_texts(target, twin):
 
 
 def test_time_is_bounded(target, twin, monkeypatch):
-    """A clock that goes on by a second each time it is looked at."""
-
     def num_batches(seconds):
         monkeypatch.setattr(running, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
         return len(tried(target, twin, seconds=seconds).calls[GREEDY.name])

@@ -36,8 +36,6 @@ def test_rows_that_wait_take_lanes_between_beams():
 
 
 class Watched(DynamicTreeDrafter):
-    """Remembers whether it branched."""
-
     num_trees = num_chains = 0
 
     def propose(self, *args):

@@ -68,7 +68,6 @@ def of_draft(drafter, logits):
 @torch.no_grad()
 @pytest.mark.parametrize("name", [name for name in heads.EAGLE3 if "speculators" in name])
 def test_steps_are_those_of_speculators(name):
-    """After each position of the text, in one batch of rows of unequal length."""
     expected = heads.expected_of(name)
     text = [0, *expected["shifted_tokens"][0].tolist()]
     rows = range(len(text) - 3)
@@ -134,8 +133,7 @@ def fresh(target, head, text, path):
     weight = (head.embed_tokens or target.get_input_embeddings()).weight
     tokens, num = ids[:, 1:], len(text) - 1
     if head.config.is_parallel:
-        unknown = head.fuse(head.mask_hidden).expand(-1, len(path), -1)
-        states = torch.cat([states, unknown], 1)
+        states = torch.cat([states, head.fuse(head.mask_hidden).expand(-1, len(path), -1)], 1)
         tokens = torch.cat([tokens, torch.full((1, len(path)), head.config.mask_token_id)], 1)
         num += len(path)
     cache = DynamicCache()
@@ -174,7 +172,6 @@ def test_generate(name, attention):
 
 @pytest.mark.parametrize("name", heads.EAGLE3)
 def test_fixtures_by_name(name):
-    """A folder, as it is published."""
     folder, expected = heads.FIXTURES / name, heads.expected_of(name)
     weight = expected.get("verifier_embed_tokens.weight", expected.get("target_embed_tokens.weight"))
     target = heads.target_for(weight)

@@ -109,7 +109,6 @@ def test_early_exit_runs_no_layer_twice_for_a_token(batch_size):
 
 
 def test_early_exit_drafts_with_the_truncated_model():
-    """The exit's distribution is that of the model that ends there: norm and head, scaling included."""
     for model_type in ("llama", "gemma3_text", "cohere", "granite", "gpt2"):
         model = deep(model_type)
         truncated = copy.deepcopy(model)
@@ -119,8 +118,7 @@ def test_early_exit_drafts_with_the_truncated_model():
         inputs = tiny.prompts(2)
         batch = Batch(inputs["input_ids"], (1 - inputs["attention_mask"]).sum(1).tolist(), max_length=20)
         with torch.no_grad():
-            halves = EarlyExitModel(model, EXIT)
-            found = halves.exit_logits(batch, ahead=0)
+            found = EarlyExitModel(model, EXIT).exit_logits(batch, ahead=0)
             for row, pad in enumerate(batch.host_padding):
                 fresh = truncated(batch.tokens[row : row + 1, pad:]).logits[0, -1]
                 torch.testing.assert_close(found[row], fresh, rtol=1e-4, atol=1e-4)

@@ -19,7 +19,6 @@ from tests.support.plain import reproduces_plain, same_as_plain, takes_lanes
 
 
 def never_alone(schedule):
-    """Guesses wait for a draft."""
     both = HybridSchedule(schedule, 16)
     both.guesses.best = lambda chances, passes=0: [0] * len(chances)
     return both

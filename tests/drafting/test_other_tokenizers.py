@@ -68,8 +68,7 @@ def test_greedy_equals_plain(name, mapping):
     assert stats.num_draft_tokens > 0 and stats.draft_acceptance_rate >= least
     found = target.generate(**inputs, **settings)
     for row in range(4):
-        alone = tiny.unpadded(inputs, row)
-        single = hs.generate(target, **alone, **settings, **draft)[0]
+        single = hs.generate(target, **tiny.unpadded(inputs, row), **settings, **draft)[0]
         expected = found[row, inputs["attention_mask"][row].argmax() :]
         assert single.tolist() == expected[: len(single)].tolist(), "the row on its own"
 
@@ -159,8 +158,7 @@ def test_cached_logits_are_fresh_logits(kind, name):
         if drafter.own is None:
             return
         own = copy.deepcopy(drafter.own)
-        model = copy.deepcopy(drafter.model)
-        logits = model.logits(own, ahead=0, num_last=1)[:, 0]
+        logits = copy.deepcopy(drafter.model).logits(own, ahead=0, num_last=1)[:, 0]
         for row, ids in enumerate(own.history):
             assert own.tokens[row, own.host_padding[row] : own.host_lengths[row]].tolist() == ids
             assert draft_tokenizer is not SPACED or (ids[0], ids.count(ids[0])) == (SPACED.bos_token_id, 1)
@@ -175,7 +173,6 @@ def test_cached_logits_are_fresh_logits(kind, name):
 
 @pytest.mark.parametrize("kind", [TokenIntersection, StringMatch])
 def test_the_end_token_of_the_draft_is_the_targets(kind):
-    """A draft that says its own end token proposes the target's."""
     tokenizer, draft_tokenizer = tongues.characters("abcdefg", eos="!"), tongues.characters("gfedcba", eos="?")
     target = tiny.llama(seed=8, vocab_size=8, layers=1, hidden=16)
     ids = torch.tensor([[1, 2, 3]])
@@ -245,21 +242,19 @@ def test_tokenizers_can_be_attached():
     inputs = prompts(tokenizer)
     settings = {"do_sample": False, "max_new_tokens": 12}
     expected = target.generate(**inputs, **settings)
-    hs.attach(target, draft, config=SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=draft_tokenizer))
-    try:
-        with hs.record() as stats:
-            assert target.generate(**inputs, **settings).tolist() == expected.tolist()
-        assert stats.num_accepted_draft_tokens > 0
-        with hs.record() as family:
-            found = target.generate(**inputs, **settings, draft_model=DRAFT)
-        assert found.tolist() == expected.tolist()
-        assert family.draft_acceptance_rate > 0.2, "the attached draft's tokenizer is not that of another draft"
-        assert target.generate(**inputs, **settings, draft_model=None).tolist() == expected.tolist()
-        with hs.record() as again:
-            target.generate(**inputs, **settings, draft_model=draft)
-        assert again.num_accepted_draft_tokens == stats.num_accepted_draft_tokens, "the attached draft by name"
-    finally:
-        hs.detach(target)
+    config = SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+    target = hs.attach(copy.deepcopy(target), draft, config=config)
+    with hs.record() as stats:
+        assert target.generate(**inputs, **settings).tolist() == expected.tolist()
+    assert stats.num_accepted_draft_tokens > 0
+    with hs.record() as family:
+        found = target.generate(**inputs, **settings, draft_model=DRAFT)
+    assert found.tolist() == expected.tolist()
+    assert family.draft_acceptance_rate > 0.2, "the attached draft's tokenizer is not that of another draft"
+    assert target.generate(**inputs, **settings, draft_model=None).tolist() == expected.tolist()
+    with hs.record() as again:
+        target.generate(**inputs, **settings, draft_model=draft)
+    assert again.num_accepted_draft_tokens == stats.num_accepted_draft_tokens, "the attached draft by name"
 
 
 #: what of the call is said otherwise, and what the error says

@@ -19,7 +19,6 @@ from tests.support.plain import agrees
 @pytest.mark.parametrize("most", [1, 3, 23])
 @pytest.mark.parametrize("num_letters", [1, 2, 4])
 def test_a_text_finds_the_longest_match(most, num_letters):
-    """After each token, against brute force; a copy is read on for itself."""
     rng, row, text = random.Random(10 * most + num_letters), GrowingText(), []
     for _ in range(60):
         text.append(rng.randrange(num_letters))
@@ -83,7 +82,6 @@ def first_draft(drafter, prompts, num_tokens):
 
 
 def test_answers_to_the_same_prompt_come_first():
-    """Of two continuations of one context, that of this very prompt is drafted."""
     store = SuffixStore()
     store.add([1, 2, 30, 31], prompt=[8, 1, 2])
     store.add([1, 2, 40, 41], prompt=[9, 1, 2])

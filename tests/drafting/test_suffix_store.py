@@ -111,8 +111,7 @@ def truncated(path):
 def rewritten(**changes):
     def rewrite(path):
         with open(path, "rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            metadata = json.loads(file.read(size))["__metadata__"]
+            metadata = json.loads(file.read(int.from_bytes(file.read(8), "little")))["__metadata__"]
         save_file(load_file(path) | changes, path, metadata)
 
     return rewrite

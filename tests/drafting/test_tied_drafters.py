@@ -198,7 +198,6 @@ def test_refusals(make):
 
 
 def test_refusals_of_mtp(monkeypatch):
-    """No checkpoint to load the layers from, an older transformers, layers with a recurrent state."""
     unloaded = tied.build("glm4_moe", tied.MTP_TYPES["glm4_moe"])
     inputs = tiny.prompts(1)
 

@@ -66,7 +66,6 @@ def test_without_a_grammar(pair):
 
 
 def test_tokenizers(pair, target):
-    """None, and one of another model."""
     _, _, tokenizer = pair
     inputs = tiny.prompts(1) | {"grammar": ORDER, "max_new_tokens": 3}
     with pytest.raises(ValueError, match="`grammar` needs the text: pass the model's `tokenizer=`"):
@@ -93,7 +92,6 @@ def test_without_the_engine(pair, monkeypatch):
 
 
 def test_masks():
-    """Few allowed tokens and many, in place."""
     import numpy as np
 
     from hf_speculative.grammar.processor import Mask

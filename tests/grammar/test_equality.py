@@ -98,8 +98,7 @@ def test_each_way_to_draft(pair, num_prompts, sampled):
     target, draft, tokenizer = pair
     call = call_of(tokenizer, num_prompts, ORDER, sampled)
     for name, drafts in drafts_of(draft).items():
-        stats = same(target, call, **drafts)
-        assert stats.num_accepted_draft_tokens, name
+        assert same(target, call, **drafts).num_accepted_draft_tokens, name
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,6 @@ def test_what_is_forced_costs_no_pass(pair):
 
 
 def test_a_draft_model_takes_no_step_for_what_is_forced(pair, monkeypatch):
-    """It goes on behind forced tokens, in the same round."""
     target, draft, tokenizer = pair
     call = call_of(tokenizer, 2, ORDER)
     skipping = same(target, call, draft_model=draft, num_draft_tokens=12)
@@ -137,12 +135,10 @@ def test_a_draft_model_takes_no_step_for_what_is_forced(pair, monkeypatch):
 
 
 def test_guesses_heed_the_grammar(pair):
-    """What the texts before would suggest is not tried where it is not allowed."""
     target, _, tokenizer = pair
     call = call_of(tokenizer, 1, re.compile(r"x[0-9]{30}"))
     call |= tokenizer("x12345678901234567890\nabc\nx12345678901234567890\nabc\nx", return_tensors="pt")
-    stats = same(target, call, draft_model="ngram")
-    assert stats.num_accepted_draft_tokens
+    assert same(target, call, draft_model="ngram").num_accepted_draft_tokens
 
 
 def test_a_grammar_for_each_prompt(pair):

@@ -84,15 +84,13 @@ def both(pair, kind, num_prompts, sampled=False, **drafts):
 def test_engines(pair, kind, num_prompts, sampled):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        stats = both(pair, kind, num_prompts, sampled)
-        assert stats.mean_acceptance_length > 2.5
+        assert both(pair, kind, num_prompts, sampled).mean_acceptance_length > 2.5
         both(pair, kind, num_prompts, sampled, draft_model="auto", num_draft_tokens=6)  # guesses what is forbidden
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("num_prompts", [1, 3])
 def test_outlines_core(pair, num_prompts):
-    """A copy takes longer than a pass."""
     outlines_core = pytest.importorskip("outlines_core")
     from outlines.backends.outlines_core import OutlinesCoreLogitsProcessor
 
@@ -122,8 +120,7 @@ def test_a_function_of_the_prefix(pair, drafts):
 
     def allowed(row, ids):
         calls.append(row)
-        last = int(ids[-1])
-        assert last < 300 or len(ids) <= width, "a token that was forbidden"
+        assert int(ids[-1]) < 300 or len(ids) <= width, "a token that was forbidden"
         return [token for token in range(20, 300) if (token + row + len(ids)) % 3]
 
     call = call_of(tokenizer, 3) | {"max_new_tokens": 20, "prefix_allowed_tokens_fn": allowed}

@@ -122,7 +122,6 @@ def test_a_file_names_its_own_folder_or_the_hub(tmp_path, monkeypatch, source, k
 
 
 def test_nothing_else_of_this_machine_is_loaded_in_its_place(target, draft, tmp_path, monkeypatch):
-    """By a link, or by a name of the Hub that is also a folder's in the working directory."""
     hs.save_pretrained(target, tmp_path / "repo", draft_model=draft)
     draft.save_pretrained(tmp_path / "org" / "evil")
     monkeypatch.chdir(tmp_path)
@@ -212,18 +211,17 @@ def test_no_pairing_and_broken_json(target, tmp_path):
 def test_what_cannot_be_saved(target, draft, tmp_path):
     from hf_speculative.verification import TokenVerification
 
-    with pytest.raises(ValueError, match="`rule`"):
-        hs.save_pretrained(target, tmp_path, draft_model=draft, config=hs.SpeculativeConfig(rule=TokenVerification()))
-    with pytest.raises(ValueError, match="nothing to name"):
-        hs.save_pretrained(target, tmp_path)
-    with pytest.raises(ValueError, match="`draft_tokenizer`"):
-        hs.save_pretrained(target, tmp_path, draft_model=draft, draft_tokenizer=tongues.characters("ab"))
+    for error, options, message in (
+        (ValueError, {"config": hs.SpeculativeConfig(rule=TokenVerification())}, "`rule`"),
+        (ValueError, {"draft_model": None}, "nothing to name"),
+        (ValueError, {"draft_tokenizer": tongues.characters("ab")}, "`draft_tokenizer`"),
+        (TypeError, {"num_draft_tokens": 3}, r"`num_draft_tokens=3` is a setting: give `config=.*SpeculativeConfig"),
+        (TypeError, {"max_shard_sise": "1GB"}, "`max_shard_sise='1GB'` has no effect"),
+    ):
+        with pytest.raises(error, match=message):
+            hs.save_pretrained(target, tmp_path, **{"draft_model": draft} | options)
     with pytest.raises(TypeError, match="Linear"):
         hs.save_pretrained(torch.nn.Linear(1, 1), tmp_path, draft_model=draft)
-    with pytest.raises(TypeError, match=r"`num_draft_tokens=3` is a setting: give `config=.*SpeculativeConfig"):
-        hs.save_pretrained(target, tmp_path, draft_model=draft, num_draft_tokens=3)
-    with pytest.raises(TypeError, match="`max_shard_sise='1GB'` has no effect"):
-        hs.save_pretrained(target, tmp_path, draft_model=draft, max_shard_sise="1GB")
     assert not any(tmp_path.iterdir()), "nothing is written before all is known to be right"
 
 

@@ -53,8 +53,7 @@ def test_encoder_decoder_models(tokenizer):
     sizes = {"vocab_size": len(tokenizer), "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
     config = T5Config(**sizes, decoder_start_token_id=1, pad_token_id=1)
     target = tiny._spread(T5ForConditionalGeneration(config).eval())
-    draft = tiny.noisy_copy(target)
-    evaluation = hs.evaluate(target, draft, TEXTS, tokenizer=tokenizer, batch_size=2, **OPTIONS)
+    evaluation = hs.evaluate(target, tiny.noisy_copy(target), TEXTS, tokenizer=tokenizer, batch_size=2, **OPTIONS)
     plain, setting = evaluation.settings
     totals = evaluation.totals(setting)
     assert totals.num_identical == 5 and totals.statistics.num_accepted_draft_tokens
@@ -72,8 +71,6 @@ def test_encoder_decoder_models(tokenizer):
 
 
 class Counts(LogitsProcessor):
-    """Remembers how often it was called."""
-
     num_calls = 0
 
     def __call__(self, input_ids, scores):

@@ -59,8 +59,7 @@ def test_a_chat_model_answers(monkeypatch):
 @pytest.mark.parametrize("scene", demo.CODE, ids=lambda scene: scene.title.split(",")[0])
 def test_both_texts_are_the_same_and_come_in_time(scene):
     target, draft, tokenizer = PAIR
-    drafts = {"draft": NamedDraft(draft)}
-    texts = Texts(target, drafts, tokenizer, scene.setting, max_new_tokens=24, **scene.kwargs)
+    texts = Texts(target, {"draft": NamedDraft(draft)}, tokenizer, scene.setting, max_new_tokens=24, **scene.kwargs)
     plain, ours = texts.timelines(scene.prompt)
     assert "".join(piece.text for piece in plain) == "".join(piece.text for piece in ours)
     assert len(plain) == 24 and any(piece.is_from_draft for piece in ours) and not any(p.is_from_draft for p in plain)

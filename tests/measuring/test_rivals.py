@@ -17,8 +17,7 @@ def copying(model, num_wrong=0):
 
     def decode(call):
         inputs = {name: call[name] for name in ("input_ids", "attention_mask", "max_new_tokens", "pad_token_id")}
-        ids = model.generate(**inputs, do_sample=False)
-        new = ids[:, call["input_ids"].shape[1] :].tolist()
+        new = model.generate(**inputs, do_sample=False)[:, call["input_ids"].shape[1] :].tolist()
         for row in new[:num_wrong]:
             row[-1] += 1
         return Decoded(new, 1e-6)

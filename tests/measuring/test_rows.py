@@ -40,15 +40,12 @@ ROWS = [{"q": "a = 1", "turns": [{"role": "user", "content": "hello"}]}, {"q": "
 def test_files(tmp_path, ending, monkeypatch):
     path = tmp_path / f"data.{ending}"
     data = Dataset.from_list([{"prompt": row["q"]} for row in ROWS])
-    match ending:
-        case "txt":
-            path.write_text("a = 1\n\nb = 2\n")
-        case "csv":
-            data.to_csv(path)
-        case "parquet":
-            data.to_parquet(path)
-        case _:
-            data.to_json(path, lines=ending == "jsonl")
+    if ending == "txt":
+        path.write_text("a = 1\n\nb = 2\n")
+    elif ending.startswith("json"):
+        data.to_json(path, lines=ending == "jsonl")
+    else:
+        getattr(data, f"to_{ending}")(path)
     assert [dict(row) for row in read_rows(path)] == [{"prompt": "a = 1"}, {"prompt": "b = 2"}]
     assert len(read_rows(str(path), limit=1)) == 1
     for option in ("split", "config"):
@@ -99,7 +96,6 @@ def test_ways_to_a_prompt(evaluate, tokenizer, monkeypatch):
 
 
 def test_ids_that_the_model_lacks_are_one_bad_row(evaluate):
-    """And not the end of the rows that they would be decoded with."""
     rows = [{"prompt": ids} for ids in ([5, 6, 7], [8, 9], [10**7], [11, 12], [-1, 3], [3, 5])]
     evaluation = evaluate(rows, batch_size=4)
     assert [row.index for row in evaluation.bad_rows] == [2, 4] and evaluation.is_complete

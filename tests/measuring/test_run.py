@@ -158,13 +158,10 @@ def test_drafts_by_name_and_attached(evaluate, model, small, tmp_path, tokenizer
     evaluation = evaluate(draft_model=str(tmp_path))
     assert evaluation.header["drafts"] == {str(tmp_path): str(tmp_path)}
     assert evaluation.totals(evaluation.settings[1]).speedup
-    hs.attach(model, small)
-    try:
-        attached = evaluate(draft_model=None)
-        assert attached.totals(attached.settings[1]).statistics.num_draft_tokens
-        assert attached.totals(attached.settings[0]).statistics is None
-    finally:
-        hs.detach(model)
+    attached = hs.attach(copy.deepcopy(model), small)
+    evaluation = hs.evaluate(attached, None, TEXTS, tokenizer=tokenizer, **OPTIONS)
+    assert evaluation.totals(evaluation.settings[1]).statistics.num_draft_tokens
+    assert evaluation.totals(evaluation.settings[0]).statistics is None
 
 
 @pytest.mark.slow
@@ -183,8 +180,7 @@ def test_a_length_is_what_the_settings_name_says(model, small, tokenizer):
 
 
 def test_the_tokenizer_that_was_attached_along_with_a_draft_is_told(model, small, tokenizer):
-    other = tongues.renumbered(tokenizer)
-    config = hs.SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=other)
+    config = hs.SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=tongues.renumbered(tokenizer))
     target = hs.attach(copy.deepcopy(model), small, config=config)
     evaluation = hs.evaluate(target, None, TEXTS, tokenizer=tokenizer, **OPTIONS)
     assert evaluation.totals(evaluation.settings[1]).num_identical == 5

@@ -180,7 +180,6 @@ def test_minutes_make_a_sample_that_goes_on(evaluate, tmp_path):
 
 
 def test_seconds_of_rows_are_until_their_own_end(evaluate, monkeypatch):
-    """Rows that end early have waited less: both ways."""
     found = evaluate(["def main():\n", "import os\n"], batch_size=2, max_new_tokens=40)
     ids = found.rows(found.settings[0])[0].new_ids
     end = next(token for token in ids[5:] if ids.index(token) >= 5)

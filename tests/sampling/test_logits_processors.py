@@ -58,16 +58,13 @@ def test_a_processor_with_a_memory(target, draft, period, source, kind):
     inputs = tiny.prompts(1)
     expected = plain(target, inputs, logits_processor=[Alternate(period)])
     processor = kind(period)
-    found = ours(target, inputs, logits_processor=[processor], **drafts)
-    assert found.tolist() == expected.tolist()
+    assert ours(target, inputs, logits_processor=[processor], **drafts).tolist() == expected.tolist()
     assert processor.step == NEW  # it moved on once per emitted token
     if kind is not AlternateWithRollback:
         assert processor.widths == list(range(7, 7 + NEW))  # and saw its prefixes in order
 
 
 class RowBias(LogitsProcessor):
-    """Different rows of the call are treated differently."""
-
     def __call__(self, input_ids, scores):
         for row in range(scores.shape[0]):
             scores[row, 10 + row] += 50.0 if input_ids.shape[1] % 3 == 0 else 0.0
@@ -75,8 +72,6 @@ class RowBias(LogitsProcessor):
 
 
 class Shared:
-    """State that two processors share."""
-
     def __init__(self):
         self.calls = 0
 
@@ -168,7 +163,6 @@ def of_row(processor, row):
 
 
 def some_batch(generator, shortest):
-    """Some of the rows of a call, of different lengths or of one."""
     batch = Batch(torch.zeros(5, 0, dtype=torch.long), [0] * 5, max_length=40)
     batch.select(generator.sample(range(5), generator.randint(1, 5)))
     longest = shortest + generator.choice([0, 8])
@@ -226,7 +220,6 @@ def test_a_prompt_may_hold_what_cannot_be_generated(name):
     "name", ["penalty", "ngram_2", "bias", "min_new_tokens", "forced_eos", "begin_suppress", "decay"]
 )
 def test_rows_of_different_lengths_are_one_call(name, monkeypatch):
-    """And nothing is read from the device."""
     calls, processor = [], MEMORYLESS[name]()
     own = type(processor).__call__
     batch = Batch(torch.ones(4, 6, dtype=torch.long), [0] * 4, max_length=40)

@@ -63,8 +63,7 @@ def simulate(schedule, true, accepts, num_tokens, seed, clock=None, costs=None, 
     schedule.begin(first, costs or (lambda num_rows: true))
     schedule.learned = learned or schedule.learned
     while rows := [row for row, num in enumerate(done) if num < num_tokens]:
-        batch = batch_at([done[row] for row in rows], num_tokens, rows)
-        plan, acceptance_prob = schedule.plan(batch), []
+        plan, acceptance_prob = schedule.plan(batch_at([done[row] for row in rows], num_tokens, rows)), []
         for row, num in zip(rows, plan, strict=True):
             # As tokens of a sampled draft: kept for sure or by a coin, whose chance is known afterwards.
             chances, position = [], done[row]
@@ -114,7 +113,6 @@ def test_close_to_the_best_constant_length(name, num_tokens, num_rows, clock):
 @pytest.mark.parametrize("num_tokens", [48, 200])
 @pytest.mark.parametrize("name", COSTS)
 def test_a_useless_draft_costs_little(name, num_tokens):
-    """In the first call of a pair, and less in later ones."""
     assert mean(simulate(Adaptive(), COSTS[name], [0.01], num_tokens, seed)[0] for seed in range(9)) < 1.08 * num_tokens
     learned, later = None, []
     for seed in range(44):
@@ -131,12 +129,9 @@ def test_a_text_that_becomes_predictable_is_drafted_again(name):
         assert max(lengths[:130]) < 8 and min(lengths[-12:-3]) >= 2
 
 
-def test_the_length_grows_with_a_draft_that_is_always_right():
+def test_a_draft_that_is_always_right_gets_long_unless_it_can_never_pay():
     _, lengths = simulate(Adaptive(), COSTS["even"], [1.0], 400, seed=0)
     assert lengths[1] < 8 and max(lengths) == 16
-
-
-def test_a_draft_that_can_never_pay_is_not_even_tried():
     _, lengths = simulate(Adaptive(), Costs(0.6, 0.5), [1.0], 100, seed=0)
     assert set(lengths) == {0}
 
@@ -198,8 +193,7 @@ def timed_rounds(rounds, levels=0):
 
 def test_what_reads_prompts_or_is_a_tree_without_nodes_is_not_timed(clock):
     """The third of these is a plain round."""
-    rounds = [(0, [1.0]), (1, [1.0]), (1, []), (1, [1.0]), (2, [])]
-    assert timed_rounds(rounds) == [(0, 1, 0), (0, 0, 0), (1, 1, 0)]
+    assert timed_rounds([(0, [1.0]), (1, [1.0]), (1, []), (1, [1.0]), (2, [])]) == [(0, 1, 0), (0, 0, 0), (1, 1, 0)]
 
 
 def test_guesses_in_place_of_a_tree_are_none_of_its_levels(clock):
@@ -243,7 +237,6 @@ def distribution_of(rule, p, q, schedule, length, peek=None):
 
 
 def deciding():
-    """Sure to decide differently in different branches."""
     schedule = Adaptive(2, costs=Costs(0.26, 0.24, 0.1))
     schedule.begin(batch_at([0]), None)
     schedule.has_drafted, schedule.credit = True, -100.0

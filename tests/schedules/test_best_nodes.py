@@ -22,7 +22,6 @@ def test_a_chain_of_a_draft_model_up_to_the_last_position():
 
 
 def test_promises_that_were_not_kept_count_less():
-    """And those that were, count again."""
     batch = Batch(torch.ones(1, 8, dtype=torch.long), [0], max_length=99)
     schedule = BestNodes(4, Costs(0.0, 0.2))
     schedule.begin(batch, None)

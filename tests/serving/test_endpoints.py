@@ -66,7 +66,6 @@ def openai(client):
 
 
 def ask(client, path, body, kind):
-    """An answer that has the form of OpenAI's."""
     response = client.post(f"/v1/{path}", json=body)
     assert response.status_code == 200, response.text
     return kind.model_validate(response.json(), strict=False)
@@ -85,8 +84,7 @@ def test_several_answers_are_those_of_their_seeds(client, target, tokenizer):
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     num_prompt = len(tokenizer("hello")["input_ids"]) + 1
     assert answer.usage.prompt_tokens == num_prompt and answer.usage.completion_tokens == 24
-    details = answer.usage.completion_tokens_details
-    assert details.accepted_prediction_tokens > 0
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens > 0
 
 
 def test_logprobs_are_the_models_own(client, target, tokenizer, ids):
@@ -236,7 +234,6 @@ DEFINED = {"$defs": {"a": {"enum": ["p"]}}}
     ids=str,
 )
 def test_pointers_of_a_tools_parameters(parameters, good, bad, accepts):
-    """Two tools have definitions of one name."""
     other = {"type": "function", "function": {"name": "other", "parameters": {"$ref": "#/$defs/a", "$defs": {"a": {}}}}}
     tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
     for arguments in (good, bad):

@@ -124,8 +124,6 @@ def test_a_cancelled_request_gives_its_lane_back(target):
 
 
 class Remembers(LogitsProcessor):
-    """Forbids another token in each call."""
-
     num_calls = 0
 
     def __call__(self, input_ids, scores):
@@ -200,13 +198,8 @@ def test_a_pass_that_fails_ends_those_that_run_and_no_others(target):
         raise torch.OutOfMemoryError("none left")
 
     with running(target, max_lanes=1) as engine:
-        hook = target.register_forward_pre_hook(fail, with_kwargs=True)
-        try:
-            first = submit(engine, [5], max_new_tokens=3)
-            with pytest.raises(torch.OutOfMemoryError):
-                first.wait()
-        finally:
-            hook.remove()
+        with target.register_forward_pre_hook(fail, with_kwargs=True), pytest.raises(torch.OutOfMemoryError):
+            submit(engine, [5], max_new_tokens=3).wait()
         assert submit(engine, [9], max_new_tokens=3).wait() == alone(target, [9], max_new_tokens=3)
 
 
@@ -253,7 +246,6 @@ def test_what_is_over_is_forgotten(target, draft, monkeypatch):
 
 
 def test_what_no_request_could_use_is_refused_at_once(target):
-    """Drafts whose passes would fail for all requests, and limits that let nothing through."""
     bloom = BloomForCausalLM(BloomConfig(**tiny.COMMON, hidden_size=16, n_layer=1, n_head=2)).eval()
     refused = {name: {name: -1} for name in ("max_lanes", "max_waiting", "max_length")}
     refused["requests come and go, and BloomForCausalLM"] = {"draft_model": bloom}

@@ -22,7 +22,6 @@ def target(request):
 
 
 def with_image(model, seed: int) -> tuple[list[int], dict]:
-    """The ids of a prompt with an image, and its other inputs."""
     inputs = prompts("image-text", model, 1, seed)
     ids, media = inputs["input_ids"][0].tolist(), dict(inputs)
     del media["input_ids"], media["attention_mask"]

@@ -20,7 +20,6 @@ def test_thoughts_and_calls_are_found_as_they_come():
 )
 @pytest.mark.parametrize("cut", ["whole", "characters", "before", "within"])
 def test_a_call_that_cannot_be_read_is_text(cut, inside):
-    """All of it: nothing is lost, and nothing is told twice."""
     close = "" if inside.endswith("argu") else f"{tools.CLOSE} then > {tools.OPEN}[]{tools.CLOSE}."
     text = f"so \n{tools.OPEN}{inside}{close}"
     whole = {"whole": [text], "characters": list(text)}

@@ -52,7 +52,6 @@ def test_values_and_gradients_are_those_of_the_definition(name, use):
 
 @pytest.mark.parametrize("use", USES, ids=str)
 def test_the_targets_distributions_are_those_of_generate(use, target):
-    """Those that plain `generate` draws from, with the same settings."""
     ids = torch.randint(1, 61, (1, 6))
     asked = use.generate_kwargs | {"return_dict_in_generate": True, "output_scores": True}
     output = target.generate(ids, max_new_tokens=3, **asked)

@@ -41,7 +41,6 @@ def learn(tokenizer):
 
 @pytest.fixture(scope="module")
 def trained(learn, tmp_path_factory):
-    """A run of a few steps, with what was said."""
     said, target = [], tiny.llama()
     folder = tmp_path_factory.mktemp("run")
     return target, learn(target, folder, watch=Watch(say=said.append), lr_scheduler_type="linear"), said
@@ -102,7 +101,6 @@ def test_heads_with_more_than_is_trained_are_refused(learn, tmp_path):
 
 
 def test_a_lora_on_a_draft_by_the_same_steps(trained, learn, tmp_path):
-    """The best adapter is merged into the draft it was put on."""
     target, result, _ = trained
     settings = {"head": f"draft:{result.folder}", "lora_rank": 2, "learning_rate": 0.05}
     again = learn(target, tmp_path, settings | {"steps": 2, "num_evaluations": 1})
@@ -237,8 +235,7 @@ def test_a_run_that_is_done_goes_on_if_asked_for_more(trained, learn, tmp_path):
     folder, said = shutil.copytree(whole.folder, tmp_path / "run"), []
     arguments = {"resume": True, "watch": Watch(say=said.append)}
     before = weights_of(folder)
-    same = learn(target, folder, **arguments)
-    assert same == replace(whole, folder=folder) and weights_of(folder) == before
+    assert learn(target, folder, **arguments) == replace(whole, folder=folder) and weights_of(folder) == before
     assert said == ["This run has made its 4 steps: give more `steps`, or another folder."]
     more = learn(target, folder, {"steps": 6}, **arguments)
     assert more.num_steps == 6 and [point.step for point in more.curve] == [0, 2, 4, 6]
@@ -290,8 +287,7 @@ def test_minutes_bound_the_whole_run(step, measuring, learn, tmp_path, monkeypat
     machine.slow(monkeypatch, Meter, "__call__", measuring)
     monkeypatch.setattr(DraftTrainer, "step_seconds", lambda *args: step)
     settings = {"steps": None, "minutes": 2.0, "num_evaluations": 8}
-    watch = machine.watch(answer=9.0)
-    result = learn(target, tmp_path, settings, watch=watch)
+    result = learn(target, tmp_path, settings, watch=machine.watch(answer=9.0))
     assert 60 < machine.now <= 120 + step
     assert result.data["num_answers"] == 5, "48 of 120 seconds are for answers"
     assert result.after is not None and result.best_step > 0 and weights_of(tmp_path)
