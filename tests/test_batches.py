@@ -105,8 +105,7 @@ def test_mtp_layers(tmp_path):
         pytest.skip("needs transformers 5.23")
     model = tied.with_mtp(tmp_path, "glm4_moe", 2)
     vocab_size = model.config.vocab_size
-    prompts = make_prompts(6, vocab_size=vocab_size)
-    accepts_as_alone(model, prompts, eos_token_id=range(2, vocab_size, 9), use_mtp=True)
+    accepts_as_alone(model, make_prompts(6, vocab_size=vocab_size), eos_token_id=range(2, vocab_size, 9), use_mtp=True)
     one_token_each = make_prompts(3, longest=1, vocab_size=vocab_size)
     assert refilled(model, one_token_each, batch_size=1, use_mtp=True) == alone(model, one_token_each)
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative import SpeculativeConfig
 from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
 from hf_speculative.verification import BlockVerification, SampledVerification, TokenVerification, token
 from hf_speculative.verification.residual import draw_next_token
@@ -36,13 +35,13 @@ def test_sampling_with_a_draft_model(pair, rule, name):
     settings = SETTINGS[name]
     # Bigrams of the padding count as seen in plain generate, too: prompts without padding for that one.
     prompts = ((5, 2, 3, 1), (4, 6, 1, 2)) if "no_repeat_ngram_size" in settings else PROMPTS
-    config = SpeculativeConfig(rule=RULES[rule], num_draft_tokens=3)
+    config = hs.SpeculativeConfig(rule=RULES[rule], num_draft_tokens=3)
     assert_exact(pair[0], {"draft_model": pair[1], "speculative_config": config}, prompts, **settings)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_sampling_under_every_schedule(pair, schedule):
-    config = SpeculativeConfig(schedule=SCHEDULES[schedule])
+    config = hs.SpeculativeConfig(schedule=SCHEDULES[schedule])
     assert_exact(pair[0], {"draft_model": pair[1], "speculative_config": config}, top_k=3)
 
 
@@ -69,7 +68,7 @@ def broken(pair):
 
 @pytest.mark.parametrize("rule", slow_but(RULES, "block"))
 def test_a_broken_draft(pair, broken, rule):
-    config = SpeculativeConfig(rule=RULES[rule], num_draft_tokens=3)
+    config = hs.SpeculativeConfig(rule=RULES[rule], num_draft_tokens=3)
     assert_exact(pair[0], {"draft_model": broken, "speculative_config": config}, ((5, 1, 3, 1), (4, 6)), top_k=3)
 
 
@@ -114,7 +113,7 @@ class JudgesByAnother(BlockVerification):
 def test_control_a_rule_that_is_not_exact_is_caught(pair, rule, monkeypatch):
     # not the function that block verification has imported
     monkeypatch.setattr(token, "draw_next_token", forgets_the_residual)
-    config = SpeculativeConfig(rule=rule(), num_draft_tokens=3)
+    config = hs.SpeculativeConfig(rule=rule(), num_draft_tokens=3)
     with pytest.raises(AssertionError, match="too probable"):
         assert_exact(pair[0], {"draft_model": pair[1], "speculative_config": config}, top_k=3)
 
@@ -144,7 +143,7 @@ def test_control_biased_samples_are_caught(pair, drawn):
 @pytest.mark.slow  # it draws after every draft token, used or not: too much to enumerate; test_rules.py does so for one round
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_sampled_verification(pair, broken, is_broken):
-    config = SpeculativeConfig(rule=SampledVerification(), num_draft_tokens=3)
+    config = hs.SpeculativeConfig(rule=SampledVerification(), num_draft_tokens=3)
     draft = {"draft_model": broken if is_broken else pair[1], "speculative_config": config}
     for prompt, samples in distributions.sample(pair[0], draft, top_k=3):
         distributions.assert_samples(samples, distributions.exact_distribution(pair[0], prompt, top_k=3))
@@ -163,7 +162,7 @@ def test_drawn_trees(pair, rule):
     """Again too much to enumerate here: tests/verification/test_trees.py does so."""
     after = pair[1](torch.arange(VOCAB)[:, None]).logits[:, 0].detach()  # of the newest token alone
     drafter = trees.DrawingDrafter(after, [-1, 0, -1, 2])
-    config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(rule=rule, schedule=WholeTrees(4))}
+    config = {"draft_model": drafter, "speculative_config": hs.SpeculativeConfig(rule=rule, schedule=WholeTrees(4))}
     with hs.record() as statistics:
         drawn = distributions.sample(pair[0], {**config}, top_k=3)
     assert statistics.mean_acceptance_length > 1.4

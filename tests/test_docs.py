@@ -109,8 +109,7 @@ def test_the_first_notebook_runs(tmp_path):
 @pytest.mark.filterwarnings("default")  # Jupyter's own
 @pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run_in_jupyter_and_are_stored_with_what_they_print(path, tmp_path):
-    cells = notebooks.execute(path, tmp_path).cells
-    outputs = [notebooks.stored(cell) for cell in cells if cell.cell_type == "code"]
+    outputs = [notebooks.stored(cell) for cell in notebooks.execute(path, tmp_path).cells if cell.cell_type == "code"]
     stored = [cell.outputs for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     assert [bool(cell) for cell in outputs] == [bool(cell) for cell in stored] and any(stored)
 

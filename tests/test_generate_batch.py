@@ -89,8 +89,7 @@ def test_what_a_config_leaves_open_is_off(plain, attached):
     seen: list = []
     attached.register_forward_hook(lambda *call: seen.append(call[-1].logits))
     sampled = GenerationConfig(max_new_tokens=1, do_sample=True)
-    outputs = attached.generate_batch([[5, 9]], sampled, batching(return_logprobs=True))
-    (output,) = outputs.values()
+    (output,) = attached.generate_batch([[5, 9]], sampled, batching(return_logprobs=True)).values()
     expected = seen[0][0, -1].float().log_softmax(-1)[output.generated_tokens[0]]
     assert output.logprobs == pytest.approx([expected.item()], abs=1e-4), "of 61 tokens, not of the 50 likeliest"
 

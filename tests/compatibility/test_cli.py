@@ -31,8 +31,6 @@ def test_whether_a_pair_can_work():
     assert answer["advice"] is None
     text = shown("--no-measure").stdout
     assert "ragged: each row" in text and "Vocabularies: both" in text and "compatible" in text
-    result = shown("--dtype", "int3")
-    assert result.exit_code == 2 and "int3" in result.stderr
     assert shown("--seconds", "0").exit_code == 2
 
 

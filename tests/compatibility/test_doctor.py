@@ -90,10 +90,6 @@ def test_readings_share_every_tensor_and_leave_the_head_alone(pair):
     for _, one in readings:
         assert {tensor.data_ptr() for tensor in one.parameters()} == own
     assert head.config.to_dict() == before and head.layers[0].norm_before_residual is False
-
-
-def test_states_that_the_target_does_not_have_are_not_tried(pair):
-    target, head = pair
     last = fitted.misread(head, **{IDS: [0, 3, target.config.num_hidden_layers]})
     assert [fields.get(IDS) for fields, _ in other_readings(last, target)] == [None]
 

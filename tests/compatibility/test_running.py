@@ -21,8 +21,7 @@ GREEDY = Setting(draft_model="draft", num_draft_tokens=3)
 
 
 def tried(target, draft, settings=(GREEDY,), batch_size=1, seconds=1e9, **more):
-    drafts = {"draft": NamedDraft(draft)}
-    return short_evaluation(target, None, drafts, settings, PROMPTS, batch_size, seconds, **more)
+    return short_evaluation(target, None, {"draft": NamedDraft(draft)}, settings, PROMPTS, batch_size, seconds, **more)
 
 
 @pytest.fixture(autouse=True)

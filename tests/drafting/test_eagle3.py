@@ -6,7 +6,6 @@ from torch.nn.functional import embedding
 from transformers import DynamicCache
 
 import hf_speculative as hs
-from hf_speculative import SpeculativeConfig
 from hf_speculative.drafting import DynamicTreeDrafter, Eagle3, PEagle
 from hf_speculative.heads import load_head
 from hf_speculative.interfaces import CachedModel
@@ -184,7 +183,7 @@ def test_sampled_drafts_leave_the_distribution_as_it_is(name):
     _, fields = heads.KINDS[name]
     target = heads.target("llama", vocab_size=distributions.VOCAB)
     head = heads.eagle3(target, **fields | {"draft_vocab": 5})
-    config = SpeculativeConfig(rule=BlockVerification(), num_draft_tokens=2)
+    config = hs.SpeculativeConfig(rule=BlockVerification(), num_draft_tokens=2)
     distributions.assert_exact(target, {"draft_model": head, "speculative_config": config}, top_k=3)
 
 
@@ -231,5 +230,4 @@ def test_a_head_of_another_type_and_its_configs(tmp_path):
     before = target.config.to_dict(), head.config.to_dict()
     same_as_plain(target, tiny.prompts(2), draft_model=head, num_draft_tokens=2)
     same_as_plain(target, tiny.prompts(2), draft_model=str(tmp_path), num_draft_tokens=2)
-    assert (target.config.to_dict(), head.config.to_dict()) == before
-    assert hs.check(target, head)
+    assert (target.config.to_dict(), head.config.to_dict()) == before and hs.check(target, head)

@@ -7,7 +7,6 @@ import torch
 from transformers import StoppingCriteria
 
 import hf_speculative as hs
-from hf_speculative import SpeculativeConfig
 from hf_speculative.drafting import StringMatch, TokenIntersection
 from hf_speculative.models import RaggedModel
 from hf_speculative.tokenizers.alignment import Translation
@@ -105,7 +104,7 @@ def test_the_distribution_of_token_intersection(letters, name):
 
 def test_the_distribution_of_string_match(letters):
     drafter = StringMatch(RaggedModel(letters[2], clamp_ids=True), Translation(letters[1], letters[3], VOCAB, VOCAB))
-    kwargs = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=3)}
+    kwargs = {"draft_model": drafter, "speculative_config": hs.SpeculativeConfig(num_draft_tokens=3)}
     assert_exact(letters[0], kwargs, top_k=3)
 
 
@@ -120,7 +119,7 @@ def rounds_of(kind, target, tokenizer, draft, draft_tokenizer, inputs, check, **
     pair = Translation(tokenizer, draft_tokenizer, target.config.vocab_size, draft.config.vocab_size)
     drafter = Checked(RaggedModel(draft, clamp_ids=True), pair)
     settings = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0} | settings
-    config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=4)}
+    config = {"draft_model": drafter, "speculative_config": hs.SpeculativeConfig(num_draft_tokens=4)}
     found = hs.generate(target, **inputs, **settings, **config)
     assert found.tolist() == target.generate(**inputs, **settings).tolist()
 
@@ -193,7 +192,7 @@ def test_the_end_token_of_the_draft_is_the_targets(kind):
             return draft
 
     drafter = Noted(RaggedModel(draft, clamp_ids=True), Translation(tokenizer, draft_tokenizer, 8, 8))
-    config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=3)}
+    config = {"draft_model": drafter, "speculative_config": hs.SpeculativeConfig(num_draft_tokens=3)}
     found = hs.generate(target, ids, **settings, **config)
     assert found.tolist() == target.generate(ids, **settings).tolist() and found[0, -1] == 7
     assert 7 in proposed
@@ -242,7 +241,7 @@ def test_tokenizers_can_be_attached():
     inputs = prompts(tokenizer)
     settings = {"do_sample": False, "max_new_tokens": 12}
     expected = target.generate(**inputs, **settings)
-    config = SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+    config = hs.SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
     target = hs.attach(copy.deepcopy(target), draft, config=config)
     with hs.record() as stats:
         assert target.generate(**inputs, **settings).tolist() == expected.tolist()
@@ -294,7 +293,7 @@ def test_refused_before_the_first_forward(name):
     target, tokenizer, draft, draft_tokenizer, _ = PAIRS["metaspace draft, BOS"]
     settings = {"draft_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer} | kwargs
     with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message) as caught:
-        config = SpeculativeConfig(vocabulary_mapping=settings.pop("vocabulary_mapping", None))
+        config = hs.SpeculativeConfig(vocabulary_mapping=settings.pop("vocabulary_mapping", None))
         hs.generate(target, **prompts(tokenizer), **settings, speculative_config=config, max_new_tokens=4)
     assert not forwards.lengths and "\n" not in str(caught.value)
 

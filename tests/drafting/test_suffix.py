@@ -85,8 +85,7 @@ def test_answers_to_the_same_prompt_come_first():
     store = SuffixStore()
     store.add([1, 2, 30, 31], prompt=[8, 1, 2])
     store.add([1, 2, 40, 41], prompt=[9, 1, 2])
-    draft = first_draft(suffix_drafter(store), [[9, 1, 2], [8, 1, 2]], 3)
-    assert draft.tokens.tolist() == [[1, 2, 40], [1, 2, 30]]
+    assert first_draft(suffix_drafter(store), [[9, 1, 2], [8, 1, 2]], 3).tokens.tolist() == [[1, 2, 40], [1, 2, 30]]
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,7 @@ def test_where_and_how_closely_texts_differ(model, tokenizer):
         best, second = model(torch.tensor([prompt + ids[:4]])).logits[0, -1].topk(2).values.tolist()
     assert (found.index, found.position, found.setting) == (3, 4, "draft, 2 tokens, greedy")
     assert found.logit_gap == pytest.approx(best - second, abs=1e-4)
-    shorter = one.difference(setting, prompt, Row(3, ids, ""), Row(3, ids[:2], ""))
-    assert shorter.position == 2
+    assert one.difference(setting, prompt, Row(3, ids, ""), Row(3, ids[:2], "")).position == 2
 
 
 def test_differences_are_noted_once_a_text(evaluate, monkeypatch, tmp_path):

@@ -158,8 +158,7 @@ def test_drafts_by_name_and_attached(evaluate, model, small, tmp_path, tokenizer
     evaluation = evaluate(draft_model=str(tmp_path))
     assert evaluation.header["drafts"] == {str(tmp_path): str(tmp_path)}
     assert evaluation.totals(evaluation.settings[1]).speedup
-    attached = hs.attach(copy.deepcopy(model), small)
-    evaluation = hs.evaluate(attached, None, TEXTS, tokenizer=tokenizer, **OPTIONS)
+    evaluation = hs.evaluate(hs.attach(copy.deepcopy(model), small), None, TEXTS, tokenizer=tokenizer, **OPTIONS)
     assert evaluation.totals(evaluation.settings[1]).statistics.num_draft_tokens
     assert evaluation.totals(evaluation.settings[0]).statistics is None
 

@@ -155,8 +155,7 @@ def test_one_length_for_all_rows_within_what_each_can_use():
     (one,) = schedule.plan(batch_at([5]))
     assert refilled[0] == refilled[1] and 1 <= refilled[0] < one == 8, "it shares the cost, not the gain"
     assert plan([5, 5], max_length=7, refills=True) == [1, 1]
-    assert plan([5, 6], max_length=7, refills=True) == [1, 0]
-    assert plan([6, 6], max_length=7) == [0, 0]
+    assert plan([5, 6], max_length=7, refills=True) == [1, 0] and plan([6, 6], max_length=7) == [0, 0]
 
 
 def test_chance_in_one_of_many_rows_does_not_end_the_drafts_of_all():
@@ -191,13 +190,10 @@ def timed_rounds(rounds, levels=0):
     return [(passes, nodes, levels) for _, passes, nodes, _, levels in seen]
 
 
-def test_what_reads_prompts_or_is_a_tree_without_nodes_is_not_timed(clock):
-    """The third of these is a plain round."""
+def test_which_rounds_are_timed_and_as_what(clock):
+    """None that reads prompts or is a tree without nodes; the third of the first ones is a plain round."""
     assert timed_rounds([(0, [1.0]), (1, [1.0]), (1, []), (1, [1.0]), (2, [])]) == [(0, 1, 0), (0, 0, 0), (1, 1, 0)]
-
-
-def test_guesses_in_place_of_a_tree_are_none_of_its_levels(clock):
-    """Where guesses promise more, what was planned as a tree takes no pass. The first round reads prompts."""
+    # Where guesses promise more, what was planned as a tree takes no pass. The first round reads prompts.
     rounds = [(passes, [1.0]) for passes in (3, 3, 0, 3, 0)]
     assert [(passes, levels) for passes, _, levels in timed_rounds(rounds, levels=3)] == [(3, 3), (0, 0)] * 2
 
@@ -277,8 +273,7 @@ def test_control_a_schedule_that_peeks_is_caught(rule):
 def test_a_number_is_constant_and_no_number_is_adaptive(target, draft, settings, expected):
     options = read_options(target, {"draft_model": draft} | settings, None, SpeculativeConfig(), lambda draft, _: draft)
     schedule, (kind, length) = make_schedule(options), expected
-    assert type(schedule) is kind
-    assert length in vars(schedule).values()
+    assert type(schedule) is kind and length in vars(schedule).values()
 
 
 def test_trees_do_not_make_chains_look_dear():

@@ -32,7 +32,6 @@ def test_promises_that_were_not_kept_count_less():
             schedule.update(Round([0], [[1] * (num_kept + 1)], [num], [num_kept], [False], None, None))
         return num
 
-    assert proposed(1) == 1
-    assert [proposed(0) for _ in range(40)][-1] == 0
+    assert proposed(1) == 1 and [proposed(0) for _ in range(40)][-1] == 0
     schedule.kept = schedule.promised
     assert [proposed(i % 2) for i in range(40)][-1] == 1

@@ -307,8 +307,7 @@ def test_fields_of_vllm_that_say_where_an_answer_ends(name, client, target, toke
 
 
 def test_penalties_count_the_answer_alone(client, target, tokenizer, ids):
-    scores = Penalties(2, 0.5, 1.0)(torch.tensor([[1, 1, 2, 2, 3]]), torch.zeros(1, 5))
-    assert scores.tolist() == [[0, 0, -2, -1.5, 0]]
+    assert Penalties(2, 0.5, 1.0)(torch.tensor([[1, 1, 2, 2, 3]]), torch.zeros(1, 5)).tolist() == [[0, 0, -2, -1.5, 0]]
     body = {"prompt": "hello", "max_tokens": 20, "frequency_penalty": 2, "presence_penalty": 1}
     expected = alone(target, ids, max_new_tokens=20, logits_processor=[Penalties(len(ids), 2.0, 1.0)])
     assert ask(client, "completions", body, Completion).choices[0].text == tokenizer.decode(expected)

@@ -48,8 +48,7 @@ def test_the_original_implementations_outputs(name):
     embed = nn.Embedding.from_pretrained(expected["target_embed_tokens.weight"])
     ids = torch.cat([expected[f"round{i}_block_ids"] for i in range(2)], 1)
     anchors = torch.tensor([[6, 9]])
-    context = expected["context_hidden"]
-    found = BlocksAtAnchors(load_head(FIXTURES / name))(embed(ids), context, anchors, anchors)
+    found = BlocksAtAnchors(load_head(FIXTURES / name))(embed(ids), expected["context_hidden"], anchors, anchors)
     for i in range(2):
         torch.testing.assert_close(found["hidden"][:, i], expected[f"round{i}_hidden"][:, 1:], rtol=0, atol=1e-5)
 

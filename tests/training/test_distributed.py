@@ -22,7 +22,6 @@ def test_two_processes_train_as_one_does(tmp_path, how):
     two, other = (json.loads((tmp_path / "two" / f"{rank}.json").read_text()) for rank in (0, 1))
     one = train_distributed.curves(tmp_path)
     assert [loss for _, loss in two["losses"]] == pytest.approx([loss for _, loss in one["losses"]], rel=1e-4)
-    assert two["lengths"] == other["lengths"]
-    assert two["lengths"] == one["lengths"]
+    assert two["lengths"] == other["lengths"] and two["lengths"] == one["lengths"]
     assert len(list((tmp_path / "two").glob("store/*/*.safetensors"))) == (8 if how == "stores" else 0)
     assert len((tmp_path / "two" / "run" / "answers.jsonl.rank1").read_text().splitlines()) == 5

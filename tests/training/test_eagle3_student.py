@@ -62,5 +62,4 @@ def test_a_saved_head_is_read_again(deep, tmp_path):
     Eagle3Student(head, deep).save(tmp_path, None)
     again = load_head(tmp_path)
     assert again.config.layers_read(6) == head.config.layers_read(6) == layers_read(6)
-    assert again.config.speculators_config["algorithm"] == "eagle3"
-    assert same_state(again, head)
+    assert again.config.speculators_config["algorithm"] == "eagle3" and same_state(again, head)

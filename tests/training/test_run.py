@@ -224,8 +224,7 @@ def test_the_same_seed_gives_the_same_answers_and_weights(trained, learn, tmp_pa
     folder = tmp_path / "killed"
     with pytest.raises(KeyboardInterrupt):
         learn(target, folder, watch=Watch(count=killed), lr_scheduler_type="linear")
-    resumed = learn(target, folder, resume=True, lr_scheduler_type="linear")
-    for result in (again, resumed):
+    for result in (again, learn(target, folder, resume=True, lr_scheduler_type="linear")):
         lines = [sorted((one.folder / "answers.jsonl").read_text().splitlines()[1:]) for one in (result, whole)]
         assert lines[0] == lines[1] and weights_of(result.folder) == weights_of(whole.folder)
 
