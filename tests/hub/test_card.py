@@ -148,6 +148,7 @@ def test_what_cannot_be_told_apart(code, chat, results):
     other["header"]["target"] = "org/other"
     (results / "unmeasured.jsonl").write_text(lines[0] + "\n")
     (results / "other.jsonl").write_text("\n".join([json.dumps(other), *lines[1:]]) + "\n")
+    end = "<!-- hf_speculative card: end -->"
     for evaluations, options, message in (
         ([code, chat], {}, "of one name"),
         (code, {"draft_model": "other"}, "none of the drafts evaluated, draft"),
@@ -155,7 +156,7 @@ def test_what_cannot_be_told_apart(code, chat, results):
         ([code.header], {}, "of type dict"),
         ([], {}, "no evaluation"),
         (results / "unmeasured.jsonl", {}, "nothing was measured"),
-        ({"<!-- hf_speculative card: end -->": code}, {}, "which mark what this writes"),
+        ({end: code}, {"target_name": end}, "which mark what this writes"),
         ({"a": code, "b": results / "other.jsonl"}, {}, "several targets"),
     ):
         with pytest.raises((ValueError, TypeError), match=message):
