@@ -58,15 +58,11 @@ def waits_by_round(monkeypatch, devices, run) -> list[list[fake_cuda.Wait]]:
     found, speculate = [], decoding.speculate
 
     def watched(*args, **kwargs):
-        rounds = speculate(*args, **kwargs)
-        while True:
-            start = len(devices.waits)
-            try:
-                round = next(rounds)
-            except StopIteration:
-                return
+        start = len(devices.waits)
+        for round in speculate(*args, **kwargs):
             found.append(devices.waits[start:])
             yield round
+            start = len(devices.waits)
 
     with monkeypatch.context() as patch:
         patch.setattr(decoding, "speculate", watched)

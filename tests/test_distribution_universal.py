@@ -11,9 +11,7 @@ from tests.support.enumeration import enumerate_texts
 #: encoder and decoder, hybrid, recurrent, ALiBi, vision
 CASES = [
     ("seq2seq", "bart"),
-    ("causal", "qwen3_next"),
-    ("causal", "mamba2"),
-    ("causal", "bloom"),
+    *(("causal", name) for name in ("qwen3_next", "mamba2", "bloom")),
     ("image-text", "llava"),
 ]
 

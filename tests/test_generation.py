@@ -121,7 +121,7 @@ def test_a_draft_by_name(target, draft, tmp_path):
     assert speculates(lambda: model.generate(**tiny.prompts(2), **KWARGS))
 
 
-def test_patch_transformers_for_a_while(target, draft):
+def test_patch_transformers_for_a_while_and_by_calls(target, draft):
     original = GenerationMixin.generate
     with hs.patch_transformers():
         assert speculates(lambda: target.generate(**tiny.prompts(2), **KWARGS, draft_model=draft))
@@ -132,10 +132,6 @@ def test_patch_transformers_for_a_while(target, draft):
     with pytest.raises(ZeroDivisionError), hs.patch_transformers():
         raise ZeroDivisionError
     assert GenerationMixin.generate is original
-
-
-def test_patch_transformers_as_a_call(target, draft):
-    original = GenerationMixin.generate
     outer, inner = hs.patch_transformers(), hs.patch_transformers()
     try:
         outer.undo()  # in any order

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, Generation
 
 import hf_speculative
 from hf_speculative import hf_compat
-from hf_speculative.hf_compat import training
+from hf_speculative.hf_compat import layers, training
 from tests.support import tiny
 
 PACKAGE = Path(hf_speculative.__file__).parent
@@ -149,8 +149,6 @@ def test_compiling():
 
 
 def test_layers_of_heads():
-    from hf_speculative.hf_compat import layers
-
     kinds = {name: kind for name, kind in vars(layers).items() if name[0] != "_"}
     assert len(kinds) == 8 and all(issubclass(kind, nn.Module) for kind in kinds.values())
 

@@ -17,6 +17,7 @@ from hf_speculative.models import is_recurrent
 from tests.architectures.check import build
 from tests.architectures.inputs import prompts as image_prompts
 from tests.support import tiny
+from tests.support.cases import slow_but
 from tests.support.placement import quantised, torchao_or_skip
 
 #: calls of the slow test, and those of the quick one
@@ -148,17 +149,12 @@ def check_bits(seed: int) -> None:
     assert len(found[0]) == len(found[1]) and all(map(torch.equal, *found)), f"call {seed}: {kind}, {call}, {drafts}"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("check", [check, check_bits])
-def test_random_calls(check):
-    for seed in range(FEW):
-        check(seed)
+SEEDS = [range(FEW), *(range(first, first + CHUNK) for first in range(1000, 1000 + MANY, CHUNK))]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("check", [check, check_bits])
-@pytest.mark.parametrize("first", range(1000, 1000 + MANY, CHUNK))
-def test_many_random_calls(first, check):
-    for seed in range(first, first + CHUNK):
+@pytest.mark.parametrize("seeds", slow_but(SEEDS, range(FEW)), ids=str)
+def test_random_calls(seeds, check):
+    for seed in seeds:
         check(seed)

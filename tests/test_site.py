@@ -6,6 +6,7 @@ import re
 import pytest
 from filelock import FileLock
 
+import hf_speculative
 from hf_speculative import theory
 from tests.support import browser, commands_page, site
 
@@ -75,8 +76,6 @@ def test_all_pages_can_be_read_on_a_phone(tab, folder):
 
 
 def test_every_public_name_has_its_entry(folder):
-    import hf_speculative
-
     entries = {name.split(".")[-1] for path in (folder / "api").rglob("*.html") for name in site.Page(path).names}
     assert set(hf_speculative.__all__) <= entries
 

@@ -9,9 +9,11 @@ import hf_speculative as hs
 from hf_speculative.drafting import DynamicTreeDrafter, Eagle3, PEagle
 from hf_speculative.heads import load_head
 from hf_speculative.interfaces import CachedModel
+from hf_speculative.models.loading import check_name
 from hf_speculative.sampling import samplers
 from hf_speculative.sampling.logits_processors import Processors
 from hf_speculative.schedules import Constant
+from hf_speculative.tokenizers.loading import tokenizer_of_draft
 from hf_speculative.types import Batch
 from hf_speculative.verification import BlockVerification
 from tests.support import distributions, heads, tiny, trees
@@ -220,9 +222,6 @@ def test_heads_that_do_not_belong_to_the_target():
 
 def test_a_head_of_another_type_and_its_configs(tmp_path):
     """By name it takes the target's type; neither config is changed, and what lies beside it is no tokenizer."""
-    from hf_speculative.models.loading import check_name
-    from hf_speculative.tokenizers.loading import tokenizer_of_draft
-
     target, head = heads.made("llama")
     head.to(torch.bfloat16).save_pretrained(tmp_path)
     check_name(tmp_path)

@@ -14,6 +14,7 @@ import hf_speculative as hs
 from hf_speculative.hub import pairing as pairing_module
 from hf_speculative.hub.export import export_generate
 from hf_speculative.hub.pairing_file import FILE_NAME, Pairing
+from hf_speculative.verification import TokenVerification
 from tests.support import tiny, tongues
 from tests.support.plain import Collect
 
@@ -209,8 +210,6 @@ def test_no_pairing_and_broken_json(target, tmp_path):
 
 
 def test_what_cannot_be_saved(target, draft, tmp_path):
-    from hf_speculative.verification import TokenVerification
-
     for error, options, message in (
         (ValueError, {"config": hs.SpeculativeConfig(rule=TokenVerification())}, "`rule`"),
         (ValueError, {"draft_model": None}, "nothing to name"),

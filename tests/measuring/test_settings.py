@@ -81,9 +81,7 @@ def test_what_no_setting_says():
         ({"settings": [Setting(prompt_lookup_num_tokens=3)], "use_mtp": [True]}, "`use_mtp` has no effect beside `settings`"),
     ],
 )  # fmt: skip
-def test_what_fits_no_target_or_source_is_refused_before_the_first_forward(
-    evaluate, model, options, message, monkeypatch
-):
+def test_what_fits_no_target_or_source_is_refused_before_a_forward(evaluate, model, options, message, monkeypatch):
     monkeypatch.setattr(type(model), "forward", lambda *_, **__: pytest.fail("a forward"))
     with pytest.raises((ValueError, TypeError), match=message):
         evaluate(**options)

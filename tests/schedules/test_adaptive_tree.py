@@ -9,6 +9,7 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.call.configuration import as_keywords
+from hf_speculative.drafting import DynamicTreeDrafter, draft_model
 from hf_speculative.schedules import Adaptive, Constant, Costs
 from hf_speculative.types import Batch
 from tests.support import distributions, tied, tiny
@@ -86,8 +87,6 @@ def attached(draft, costs=CHEAP, max_nodes=12, **options):
 @pytest.fixture
 def shapes(monkeypatch):
     """How many rounds each draft had: of a chain, of a tree."""
-    from hf_speculative.drafting import DynamicTreeDrafter
-
     counts, propose = {"chain": 0, "tree": 0}, DynamicTreeDrafter.propose
 
     def counted(self, *args):
@@ -166,8 +165,6 @@ def test_what_means_nothing_is_refused(target, draft, options, message):
 
 
 def test_a_draft_that_takes_no_trees_drafts_chains(target, draft, shapes, monkeypatch):
-    from hf_speculative.drafting import draft_model
-
     monkeypatch.setattr(draft_model, "fits_trees", lambda model: model is not draft)
     same_as_plain(target, tiny.prompts(2), draft_model=draft, num_draft_tokens=6, tree_top_k=3)
     assert not shapes["tree"]

@@ -29,11 +29,6 @@ def target():
 
 
 @pytest.fixture(scope="module")
-def draft(target):
-    return tiny.noisy_copy(target)
-
-
-@pytest.fixture(scope="module")
 def tokenizer():
     tokenizer = copy.deepcopy(tongues.byte_level(300))
     tokenizer.chat_template = TEMPLATE
@@ -41,8 +36,9 @@ def tokenizer():
 
 
 @pytest.fixture
-def engine(target, draft, tokenizer):
-    with running(target, tokenizer=tokenizer, draft_model=draft, num_draft_tokens=3, max_length=100) as engine:
+def engine(target, tokenizer):
+    drafts = {"draft_model": tiny.noisy_copy(target), "num_draft_tokens": 3}
+    with running(target, tokenizer=tokenizer, **drafts, max_length=100) as engine:
         yield engine
 
 

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 from hf_speculative.cli import app
 from hf_speculative.embedded import FOLDER
 from hf_speculative.training import prompts
+from hf_speculative.training.trainer import DraftTrainer
 from tests.support.files import write_prompts
 
 LINES = ['{"prompt": "def %s(x):\\n"}' % name for name in ("add", "mul", "neg", "inv", "dot")]  # noqa: UP031
@@ -72,8 +73,6 @@ def test_what_cannot_work_is_said_at_once(tmp_path, monkeypatch):
 
 
 def test_stopping_tells_how_to_go_on(tmp_path, monkeypatch):
-    from hf_speculative.training.trainer import DraftTrainer
-
     def stopped(*args):
         raise KeyboardInterrupt
 
