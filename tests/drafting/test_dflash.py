@@ -174,15 +174,10 @@ def small():
     return blocks.pairs(steps=30, vocab_size=distributions.VOCAB)
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        ("speculators, reduced", "temperature and top_k"),
-        ("DFlash 2", "top_p"),
-        ("DSpark, rnn", "repetition penalty"),
-        pytest.param("DSpark, gated", "a stop", marks=pytest.mark.slow),
-    ],
-)
+FEW = [("speculators, reduced", "temperature and top_k"), ("DFlash 2", "top_p"), ("DSpark, rnn", "repetition penalty")]
+
+
+@pytest.mark.parametrize(("kind", "settings"), slow_but([*FEW, ("DSpark, gated", "a stop")], *FEW))
 def test_sampling_has_the_distribution(kind, settings, small, tmp_path):
     """With proposals from what a selector leaves, a Markov head makes of it, or a part of the vocabulary holds."""
     target, draft = small[blocks.from_anchor(kind)]

@@ -151,17 +151,14 @@ def test_near_its_end_a_row_keeps_its_siblings(target, draft):
     assert stats.num_draft_tokens == 4
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_what_means_nothing_is_refused(target, draft):
+    for options, message in (
         ({"tree_top_k": 0}, "`tree_top_k=0` drafts nothing"),
         ({"tree_top_k": 1, "tree_depth": 3}, "no effect on chains"),
         ({"draft_model": "suffix", "tree_top_k": 2}, "`tree_top_k=2` has no effect"),
-    ],
-)
-def test_what_means_nothing_is_refused(target, draft, options, message):
-    with pytest.raises(ValueError, match=message):
-        hs.generate(target, **tiny.prompts(1), max_new_tokens=4, **as_keywords({"draft_model": draft} | options))
+    ):
+        with pytest.raises(ValueError, match=message):
+            hs.generate(target, **tiny.prompts(1), max_new_tokens=4, **as_keywords({"draft_model": draft} | options))
 
 
 def test_a_draft_that_takes_no_trees_drafts_chains(target, draft, shapes, monkeypatch):

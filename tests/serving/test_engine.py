@@ -209,7 +209,8 @@ def test_refused_before_it_waits(target):
             ([5], {"max_new_tokens": 32}, "more than the 32 that fit"),
             ([10**6], {}, "1000000"),
             ([5], {"max_new_tokens": -1}, "max_new_tokens"),
-            *(([5], {name: value}, name) for name, value in (("num_beams", 2), ("guidance_scale", 2.0))),
+            ([5], {"num_beams": 2}, "num_beams"),
+            ([5], {"guidance_scale": 2.0}, "guidance_scale"),
             ([5], {"do_sample": True, "temperature": -1.0}, "temperature"),
         ):
             with pytest.raises(ValueError, match=words):
