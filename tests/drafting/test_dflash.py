@@ -177,7 +177,7 @@ def small():
 FEW = [("speculators, reduced", "temperature and top_k"), ("DFlash 2", "top_p"), ("DSpark, rnn", "repetition penalty")]
 
 
-@pytest.mark.parametrize(("kind", "settings"), slow_but([*FEW, ("DSpark, gated", "a stop")], *FEW))
+@pytest.mark.parametrize(("kind", "settings"), [*FEW, pytest.param("DSpark, gated", "a stop", marks=pytest.mark.slow)])
 def test_sampling_has_the_distribution(kind, settings, small, tmp_path):
     """With proposals from what a selector leaves, a Markov head makes of it, or a part of the vocabulary holds."""
     target, draft = small[blocks.from_anchor(kind)]
