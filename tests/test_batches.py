@@ -61,12 +61,10 @@ DRAFTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "batch_size"), [("noisy", 1), ("noisy", 2), ("noisy", 20), *((kind, 3) for kind in DRAFTS)]
-)
-def test_each_row_equals_its_own_plain_run(target, draft, expected, kind, batch_size):
+@pytest.mark.parametrize(("kind", "size"), [("noisy", 1), ("noisy", 2), ("noisy", 20), *((kind, 3) for kind in DRAFTS)])
+def test_each_row_equals_its_own_plain_run(target, draft, expected, kind, size):
     """More prompts than lanes, in two windows, in order and as they finish."""
-    settings = GREEDY | {"batch_size": batch_size, "window": 9} | DRAFTS[kind](draft)
+    settings = GREEDY | {"batch_size": size, "window": 9} | DRAFTS[kind](draft)
     in_order = list(hs.generate_batches(target, PROMPTS, **settings))
     as_they_finish = list(hs.generate_batches(target, PROMPTS, in_order=False, **settings))
     assert [row.index for row in in_order] == list(range(len(PROMPTS)))
@@ -75,7 +73,7 @@ def test_each_row_equals_its_own_plain_run(target, draft, expected, kind, batch_
         assert row.statistics.num_new_tokens == len(row.new_ids)
     if kind != "lookup":
         order = [row.index for row in as_they_finish]
-        assert sorted(order) == list(range(len(PROMPTS))) and (batch_size == 1) == (order == sorted(order))
+        assert sorted(order) == list(range(len(PROMPTS))) and (size == 1) == (order == sorted(order))
 
 
 def accepts_as_alone(model, prompts, eos_token_id, **draft):
@@ -107,8 +105,7 @@ def test_mtp_layers(tmp_path):
         pytest.skip("needs transformers 5.23")
     model = tied.with_mtp(tmp_path, "glm4_moe", 2)
     vocab_size = model.config.vocab_size
-    prompts = make_prompts(6, vocab_size=vocab_size)
-    accepts_as_alone(model, prompts, eos_token_id=range(2, vocab_size, 9), use_mtp=True)
+    accepts_as_alone(model, make_prompts(6, vocab_size=vocab_size), eos_token_id=range(2, vocab_size, 9), use_mtp=True)
     one_token_each = make_prompts(3, longest=1, vocab_size=vocab_size)
     assert refilled(model, one_token_each, batch_size=1, use_mtp=True) == alone(model, one_token_each)
 
@@ -143,7 +140,6 @@ def test_a_draft_with_a_short_context_reads_no_prompt_beyond_it():
 
 @pytest.mark.parametrize("architecture", ["t5", "bart", "mamba2"])
 def test_caches_of_one_length_go_in_batches(architecture):
-    """Never more rows at a time than asked for, and each as on its own."""
     mapping = "causal" if architecture == "mamba2" else "seq2seq"
     model = build(mapping, architecture)
     vocab_size = model.config.get_text_config().vocab_size
@@ -166,9 +162,6 @@ def test_guidance_goes_in_batches(target, draft):
     kwargs = {"guidance_scale": 1.5, "max_new_tokens": 10, "eos_token_id": None}
     prompts = PROMPTS[:5]
     assert refilled(target, prompts, 2, draft_model=draft, **kwargs) == alone(target, prompts, **kwargs)
-
-
-# Sampling
 
 
 def padded(prompts) -> dict[str, torch.Tensor]:
@@ -202,19 +195,14 @@ def test_the_distribution_of_a_row_does_not_depend_on_its_lane():
     first, second = [5, 2, 3, 1], [4, 6]
     prompts = itertools.chain.from_iterable(itertools.repeat((first, second), 6000))
     settings = {"do_sample": True, "top_k": 3, "eos_token_id": 4, "max_new_tokens": distributions.NEW}
+    settings |= {"batch_size": 1500, "window": 6000, "draft_model": draft, "num_draft_tokens": 2}
     drawn = {0: [], 1: []}
     with hs.record() as stats:
-        rows = hs.generate_batches(
-            target, prompts, batch_size=1500, window=6000, draft_model=draft, num_draft_tokens=2, **settings
-        )
-        for row in rows:
+        for row in hs.generate_batches(target, prompts, **settings):
             drawn[row.index % 2].append(tuple(row.new_ids))
     assert stats.num_target_forwards > 2 * 2 * distributions.NEW and 0.2 < stats.draft_acceptance_rate < 0.95
     for prompt, samples in zip((first, second), drawn.values(), strict=True):
         distributions.assert_samples(samples, distributions.exact_distribution(target, prompt, eos=4, top_k=3))
-
-
-# Processors and criteria
 
 
 class Alternating(LogitsProcessor):
@@ -272,9 +260,6 @@ def test_stop_strings_and_texts():
         plain = target.generate(**inputs, **kwargs)[0, inputs["input_ids"].shape[1] :].tolist()
         assert row.new_ids == plain and row.text == tokenizer.decode(plain, skip_special_tokens=True)
     assert any(len(row.new_ids) < 24 for row in rows)
-
-
-# The point of it
 
 
 def test_it_takes_fewer_target_passes_than_batches_of_fixed_rows(target, draft, expected):
@@ -342,17 +327,13 @@ def test_cached_logits_equal_fresh_ones_after_admissions(model_type, kind, monke
             fresh = model(torch.tensor([history + proposal[row].tolist()])).logits[0, -k - 1 :]
             torch.testing.assert_close(found[row], fresh, rtol=1e-4, atol=1e-4)
         accepted = draw(len(batch.rows), low=0, high=k + 1)
-        batch.append(
-            hs.Draft(proposal, None, torch.full_like(batch.lengths, k)), hs.Verdict(accepted, draw(len(batch.rows)))
-        )
+        drafted = hs.Draft(proposal, None, torch.full_like(batch.lengths, k))
+        batch.append(drafted, hs.Verdict(accepted, draw(len(batch.rows))))
         cached.rollback(batch)
         if newcomers := batch.newcomers(len(lanes)):
             batch.admit(newcomers, lanes)
             cached.admit(newcomers, lanes)
     assert batch.newcomers(1) is None and sorted(batch.rows) == [6, 7, 8]
-
-
-# The iterator
 
 
 def test_prompts_are_read_a_window_at_a_time(target, draft):
@@ -424,12 +405,8 @@ def test_an_attached_model_and_every_kind_of_prompt(target, draft):
     masked = {"input_ids": [0, *ids], "attention_mask": [0] + [1] * len(ids)}
     chat = [{"role": "user", "content": part} for part in (text[:2], text[2:])]
     prompts = [text, ids, torch.tensor(ids), masked, tokenizer(text), chat]
-    hs.attach(target, draft)
-    try:
-        with hs.record() as stats:
-            rows = list(hs.generate_batches(target, prompts, tokenizer=tokenizer, batch_size=2, **GREEDY))
-    finally:
-        hs.detach(target)
+    attached = hs.attach(copy.deepcopy(target), draft)
+    with hs.record() as stats:
+        rows = list(hs.generate_batches(attached, prompts, tokenizer=tokenizer, batch_size=2, **GREEDY))
     assert stats.num_draft_tokens > 0
-    expected = alone(target, [ids])[0]
-    assert [row.new_ids for row in rows] == [expected] * len(prompts) and rows[0].prompt_ids == ids
+    assert [row.new_ids for row in rows] == [alone(target, [ids])[0]] * len(prompts) and rows[0].prompt_ids == ids

@@ -6,7 +6,6 @@ from torch import nn
 from transformers import DynamicCache, set_seed
 
 import hf_speculative as hs
-from hf_speculative import SpeculativeConfig
 from hf_speculative.models import choose
 from tests.architectures.check import build as built_type
 from tests.architectures.check import types_of
@@ -29,9 +28,8 @@ def pair(dtype, kind="llama"):
 
 
 def bits(model, inputs, settings=GREEDY, seed=0, lanes=None, optimize=None, **draft):
-    """Tokens and scores of a call."""
     set_seed(seed)
-    config = SpeculativeConfig(lanes=lanes, optimize=optimize)
+    config = hs.SpeculativeConfig(lanes=lanes, optimize=optimize)
     call = settings | {"return_dict_in_generate": True, "output_scores": True, "speculative_config": config}
     output = hs.generate(model, **inputs, **call, reproducible="bitwise", **draft)
     return output.sequences, torch.stack(output.scores), output
@@ -59,15 +57,12 @@ def test_any_draft_gives_the_bits_of_none(dtype, settings, batch_size):
 def test_passes_shaped_as_they_come_give_other_bits(dtype):
     """Else the tests here could not fail."""
     target, draft = (model.to(dtype) for model in hs.embedded_pair()[:2])
-    ids = torch.arange(40, 140)[None]
-    scores = []
+    inputs, scores = {"input_ids": torch.arange(40, 140)[None]}, []
     for more in ({"draft_model": None}, {"draft_model": target, "num_draft_tokens": 4}):
         call = GREEDY | {"return_dict_in_generate": True, "output_scores": True}
-        scores.append(torch.stack(hs.generate(target, input_ids=ids, **call, **more).scores))
+        scores.append(torch.stack(hs.generate(target, **inputs, **call, **more).scores))
     assert not torch.equal(*scores)
-    assert are_same(
-        bits(target, {"input_ids": ids}, draft_model=None), bits(target, {"input_ids": ids}, draft_model=draft)
-    )
+    assert are_same(bits(target, inputs, draft_model=None), bits(target, inputs, draft_model=draft))
 
 
 def test_the_same_bits_in_any_lane_beside_any_rows():
@@ -88,8 +83,7 @@ def test_rows_that_take_the_place_of_others_are_what_they_are_alone():
     target, draft = pair(torch.bfloat16)
     settings, texts = GREEDY | ENDS, tiny.texts(7)
     call = {"reproducible": "bitwise", "draft_model": draft}
-    rows = hs.generate_batches(target, texts, batch_size=3, **call, **settings)
-    for text, row in zip(texts, rows, strict=True):
+    for text, row in zip(texts, hs.generate_batches(target, texts, batch_size=3, **call, **settings), strict=True):
         alone = bits(target, {"input_ids": torch.tensor([text])}, settings, lanes=3, draft_model=None)[0]
         assert row.new_ids == alone[0, len(text) :].tolist()
 
@@ -132,7 +126,6 @@ def test_attached_and_plain():
 
 
 def test_captured_passes(monkeypatch):
-    """One graph serves the whole call."""
     target, draft = pair(torch.float32)
     inputs = tiny.prompts(3)
     expected, capture = bits(target, inputs, draft_model=None), Recorded()
@@ -140,8 +133,7 @@ def test_captured_passes(monkeypatch):
     monkeypatch.setattr("hf_speculative.models.execution.CudaGraphs", lambda device: capture)
     found = bits(target, inputs, optimize=True, draft_model=None)
     assert are_same(bits(target, inputs, optimize=True, draft_model=draft), found)
-    assert torch.allclose(found[1], expected[1], atol=1e-5)
-    assert capture.num_replays > 20
+    assert torch.allclose(found[1], expected[1], atol=1e-5) and capture.num_replays > 20
 
 
 def test_the_cache_that_is_returned_goes_on():
@@ -152,8 +144,7 @@ def test_the_cache_that_is_returned_goes_on():
     assert cached.get_seq_length() == tokens.shape[1] - 1
     padding = (inputs["attention_mask"] == 0).sum(1)
     fresh = target(tokens[:1, padding[0] :], use_cache=True).past_key_values
-    kept = cached.layers[1].keys[0, :, padding[0] :]
-    assert torch.allclose(kept, fresh.layers[1].keys[0, :, :-1], atol=1e-5)
+    assert torch.allclose(cached.layers[1].keys[0, :, padding[0] :], fresh.layers[1].keys[0, :, :-1], atol=1e-5)
 
 
 class LooksAside(nn.Module):
@@ -178,12 +169,12 @@ def test_a_model_whose_bits_depend_on_other_columns_is_refused():
     ("more", "message"),
     [
         ({"prefill_chunk_size": 3}, "leave `prefill_chunk_size=3` out"),
-        ({"speculative_config": SpeculativeConfig(lanes=1)}, "`lanes=1` and 3 rows run together"),
+        ({"speculative_config": hs.SpeculativeConfig(lanes=1)}, "`lanes=1` and 3 rows run together"),
         ({"assistant_early_exit": 1}, "drafts into the target's own cache"),
         ({"num_beams": 2}, "num_beams"),
         (
-            {"reproducible": True, "speculative_config": SpeculativeConfig(lanes=4)},
-            "no effect without `reproducible='bitwise'`",
+            {"reproducible": True, "speculative_config": hs.SpeculativeConfig(lanes=4)},
+            "no effect without `reproducible='bit",
         ),
         ({"reproducible": "bits"}, "give True or False, or 'bitwise'"),
     ],

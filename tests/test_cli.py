@@ -15,8 +15,7 @@ def test_devices_and_folders_that_are_not_there(tmp_path, monkeypatch):
         assert result.exit_code == 2 and "Traceback" not in result.output
         return result.stderr
 
-    prompts = write_prompts(tmp_path / "p.jsonl", ['{"prompt": "a"}'])
-    data = ("eval", "--dataset", prompts)
+    data = ("eval", "--dataset", write_prompts(tmp_path / "p.jsonl", ['{"prompt": "a"}']))
     for command in (data, ("bench",), ("check",), ("generate", "x")):
         assert "--device abacus: " in refused(*command)
     for command, option in ((data, "results"), (data, "report"), (data, "json"), (("bench",), "report")):
@@ -30,9 +29,7 @@ def test_devices_and_folders_that_are_not_there(tmp_path, monkeypatch):
 def test_a_model_that_is_not_there_is_named_with_its_option(command, tmp_path):
     here, data = str(FOLDER / "target"), str(write_prompts(tmp_path / "p.txt", ["a"]))
     names = ("MODEL", "DRAFT_MODEL") if command == "check" else ("--model", "--draft-model")
-    further = {"generate": ["x"], "eval": ["--dataset", data, "--results", str(tmp_path / "out.jsonl")]}.get(
-        command, []
-    )
+    further = {"generate": ["x"], "eval": ["--dataset", data, "--results", str(tmp_path / "o.jsonl")]}.get(command, [])
     for wrong in (0, 1):
         models = [str(tmp_path / "nope") if place == wrong else here for place in (0, 1)]
         options = models if command == "check" else [word for pair in zip(names, models, strict=True) for word in pair]

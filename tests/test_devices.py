@@ -58,15 +58,11 @@ def waits_by_round(monkeypatch, devices, run) -> list[list[fake_cuda.Wait]]:
     found, speculate = [], decoding.speculate
 
     def watched(*args, **kwargs):
-        rounds = speculate(*args, **kwargs)
-        while True:
-            start = len(devices.waits)
-            try:
-                round = next(rounds)
-            except StopIteration:
-                return
+        start = len(devices.waits)
+        for round in speculate(*args, **kwargs):
             found.append(devices.waits[start:])
             yield round
+            start = len(devices.waits)
 
     with monkeypatch.context() as patch:
         patch.setattr(decoding, "speculate", watched)
@@ -152,9 +148,7 @@ class TestMoreReads:
     def most(self, monkeypatch, gpus, target, call) -> int:
         found = waits_by_round(monkeypatch, gpus, lambda: hs.generate(target, **call))
         uploads = {wait.where for waits in found for wait in waits if wait.kind == "upload"}
-        assert not [where for where in uploads if "stopping.py" not in where], (
-            "transformers' stop strings bring their own"
-        )
+        assert not [where for where in uploads if "stopping.py" not in where], "but transformers' stop strings"
         return max(sum(wait.kind == "read" for wait in waits) for waits in found)
 
     def test_a_draft_that_ends_where_it_is_unsure(self, gpus, monkeypatch):
@@ -164,8 +158,6 @@ class TestMoreReads:
         assert 1 < self.most(monkeypatch, gpus, target, call) <= 4
 
     def test_criteria_of_the_users(self, gpus, monkeypatch):
-        """Their answer to each new token."""
-
         class NeverStops(StoppingCriteria):
             def __call__(self, input_ids, scores, **kwargs):
                 return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)

@@ -10,24 +10,12 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative import SpeculativeConfig
 from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
 from hf_speculative.verification import BlockVerification, SampledVerification, TokenVerification, token
 from hf_speculative.verification.residual import draw_next_token
-from tests.support import tiny, trees
+from tests.support import distributions, tiny, trees
 from tests.support.cases import slow_but
-from tests.support.distributions import (
-    NEW,
-    PROMPTS,
-    SETTINGS,
-    VOCAB,
-    assert_all_found,
-    assert_exact,
-    assert_samples,
-    continuations,
-    exact_distribution,
-    sample,
-)
+from tests.support.distributions import NEW, PROMPTS, SETTINGS, VOCAB, assert_all_found, assert_exact
 from tests.support.enumeration import enumerate_texts
 
 RULES = {"block": BlockVerification(), "token": TokenVerification()}
@@ -47,13 +35,13 @@ def test_sampling_with_a_draft_model(pair, rule, name):
     settings = SETTINGS[name]
     # Bigrams of the padding count as seen in plain generate, too: prompts without padding for that one.
     prompts = ((5, 2, 3, 1), (4, 6, 1, 2)) if "no_repeat_ngram_size" in settings else PROMPTS
-    config = SpeculativeConfig(rule=RULES[rule], num_draft_tokens=3)
+    config = hs.SpeculativeConfig(rule=RULES[rule], num_draft_tokens=3)
     assert_exact(pair[0], {"draft_model": pair[1], "speculative_config": config}, prompts, **settings)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_sampling_under_every_schedule(pair, schedule):
-    config = SpeculativeConfig(schedule=SCHEDULES[schedule])
+    config = hs.SpeculativeConfig(schedule=SCHEDULES[schedule])
     assert_exact(pair[0], {"draft_model": pair[1], "speculative_config": config}, top_k=3)
 
 
@@ -62,9 +50,11 @@ def test_sampling_with_prompt_lookup(pair):
     drafts = {"prompt_lookup_num_tokens": 3, "num_assistant_tokens_schedule": "constant"}
     for prompt in ((5, 2, 3, 5, 2), (4, 4)):
         with hs.record() as stats:
-            found = [one for _ in range(8) for one in continuations(pair[0], drafts, [prompt] * 500, top_k=3)]
+            found = []
+            for _ in range(8):
+                found += distributions.continuations(pair[0], drafts, [prompt] * 500, top_k=3)
         assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
-        assert_samples(found, exact_distribution(pair[0], prompt, top_k=3))
+        distributions.assert_samples(found, distributions.exact_distribution(pair[0], prompt, top_k=3))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +68,7 @@ def broken(pair):
 
 @pytest.mark.parametrize("rule", slow_but(RULES, "block"))
 def test_a_broken_draft(pair, broken, rule):
-    config = SpeculativeConfig(rule=RULES[rule], num_draft_tokens=3)
+    config = hs.SpeculativeConfig(rule=RULES[rule], num_draft_tokens=3)
     assert_exact(pair[0], {"draft_model": broken, "speculative_config": config}, ((5, 1, 3, 1), (4, 6)), top_k=3)
 
 
@@ -86,7 +76,7 @@ def test_padded_draft_vocabulary():
     """The target has a token that the draft does not know: it is emitted as often as it should be."""
     target, narrow = (tiny.llama(seed=3, vocab_size=size, layers=1, hidden=16) for size in (41, 40))
     prompts = ((1, 2, 3, 1), (4, 2))
-    likely = max(exact_distribution(target, prompts[0], top_k=3).items(), key=lambda item: item[1])[0][0]
+    likely = max(distributions.exact_distribution(target, prompts[0], top_k=3).items(), key=lambda item: item[1])[0][0]
     with torch.no_grad():  # a token that is often next changes places with the one that the draft lacks
         target.lm_head.weight[[likely, 40]] = target.lm_head.weight[[40, likely]]
     found = assert_exact(target, {"draft_model": narrow, "num_draft_tokens": 3}, prompts, top_k=3)
@@ -102,7 +92,7 @@ def test_num_return_sequences(pair):
         return [tuple(row) for row in out[:, prompt.shape[1] :].tolist()]
 
     (found,) = enumerate_texts(call, 1)
-    assert_all_found(found, exact_distribution(pair[0], PROMPTS[0], top_k=3))
+    assert_all_found(found, distributions.exact_distribution(pair[0], PROMPTS[0], top_k=3))
 
 
 def forgets_the_residual(draft, target_probs, residual, *args, **kwargs):
@@ -123,41 +113,40 @@ class JudgesByAnother(BlockVerification):
 def test_control_a_rule_that_is_not_exact_is_caught(pair, rule, monkeypatch):
     # not the function that block verification has imported
     monkeypatch.setattr(token, "draw_next_token", forgets_the_residual)
-    config = SpeculativeConfig(rule=rule(), num_draft_tokens=3)
+    config = hs.SpeculativeConfig(rule=rule(), num_draft_tokens=3)
     with pytest.raises(AssertionError, match="too probable"):
         assert_exact(pair[0], {"draft_model": pair[1], "speculative_config": config}, top_k=3)
 
 
 @pytest.fixture(scope="module")
 def drawn(pair):
-    """As the sampler draws them, under the default schedule."""
     torch.manual_seed(1234)
-    return sample(pair[0], {"draft_model": pair[1]}, top_k=3)
+    return distributions.sample(pair[0], {"draft_model": pair[1]}, top_k=3)
 
 
 def test_samples(pair, drawn):
     for prompt, samples in drawn:
-        assert_samples(samples, exact_distribution(pair[0], prompt, top_k=3))
+        distributions.assert_samples(samples, distributions.exact_distribution(pair[0], prompt, top_k=3))
 
 
 def test_control_biased_samples_are_caught(pair, drawn):
     """The same test fails where they should come from slightly other settings (TV about 0.04)."""
     prompt, samples = drawn[0]
-    distribution = exact_distribution(pair[0], prompt, top_k=3)
-    shifted = exact_distribution(pair[0], prompt, temperature=2.6, top_k=3)
+    distribution = distributions.exact_distribution(pair[0], prompt, top_k=3)
+    shifted = distributions.exact_distribution(pair[0], prompt, temperature=2.6, top_k=3)
     distance = sum(abs(distribution.get(c, 0) - shifted.get(c, 0)) for c in {*distribution, *shifted}) / 2
     assert 0.03 < distance < 0.05
     with pytest.raises(AssertionError):
-        assert_samples(samples, shifted)
+        distributions.assert_samples(samples, shifted)
 
 
 @pytest.mark.slow  # it draws after every draft token, used or not: too much to enumerate; test_rules.py does so for one round
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_sampled_verification(pair, broken, is_broken):
-    config = SpeculativeConfig(rule=SampledVerification(), num_draft_tokens=3)
+    config = hs.SpeculativeConfig(rule=SampledVerification(), num_draft_tokens=3)
     draft = {"draft_model": broken if is_broken else pair[1], "speculative_config": config}
-    for prompt, samples in sample(pair[0], draft, top_k=3):
-        assert_samples(samples, exact_distribution(pair[0], prompt, top_k=3))
+    for prompt, samples in distributions.sample(pair[0], draft, top_k=3):
+        distributions.assert_samples(samples, distributions.exact_distribution(pair[0], prompt, top_k=3))
 
 
 class WholeTrees(Constant):
@@ -171,13 +160,11 @@ class WholeTrees(Constant):
 @pytest.mark.parametrize("rule", ["block", "sampled"])
 def test_drawn_trees(pair, rule):
     """Again too much to enumerate here: tests/verification/test_trees.py does so."""
-    after = (
-        pair[1](torch.arange(VOCAB)[:, None]).logits[:, 0].detach()
-    )  # what the draft thinks of the newest token alone
+    after = pair[1](torch.arange(VOCAB)[:, None]).logits[:, 0].detach()  # of the newest token alone
     drafter = trees.DrawingDrafter(after, [-1, 0, -1, 2])
-    config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(rule=rule, schedule=WholeTrees(4))}
+    config = {"draft_model": drafter, "speculative_config": hs.SpeculativeConfig(rule=rule, schedule=WholeTrees(4))}
     with hs.record() as statistics:
-        drawn = sample(pair[0], {**config}, top_k=3)
+        drawn = distributions.sample(pair[0], {**config}, top_k=3)
     assert statistics.mean_acceptance_length > 1.4
     for prompt, samples in drawn:
-        assert_samples(samples, exact_distribution(pair[0], prompt, top_k=3))
+        distributions.assert_samples(samples, distributions.exact_distribution(pair[0], prompt, top_k=3))

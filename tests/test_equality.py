@@ -83,52 +83,38 @@ def test_learned_positions_at_the_very_end():
     same_as_plain(model, tiny.prompts(3, width=100), {"max_new_tokens": 28}, **drafts)
 
 
-# Coupled sampling: the sampled output, seed for seed
-
-DRAFTERS = {
-    "noisy": lambda target, draft, unrelated: {"draft_model": draft},
-    "unrelated": lambda target, draft, unrelated: {"draft_model": unrelated},
-    "self": lambda target, draft, unrelated: {"draft_model": target},
-    "lookup": lambda target, draft, unrelated: {"prompt_lookup_num_tokens": 3},
-}
-SCHEDULES = {
-    "constant 1": Constant(1),
-    "constant 4": Constant(4),
-    "heuristic": Heuristic(2),
-    "confidence": ConfidenceStop(Constant(6), 0.3),
-}
-WARPERS = {
-    "temperature": {"temperature": 0.9, "top_k": 0},
-    "top_k": {"temperature": 1.3, "top_k": 12},
-    "top_p": {"temperature": 0.7, "top_p": 0.8, "top_k": 0},
-    "min_p and penalty": {"min_p": 0.05, "repetition_penalty": 1.4, "top_k": 0},
-    "bans": {"no_repeat_ngram_size": 2, "bad_words_ids": [[3], [4, 5]], "typical_p": 0.9},
-    "eos": {"eos_token_id": [7, 11, 13], "top_k": 0},
-}
+SCHEDULES = (Constant(1), Constant(4), Heuristic(2), ConfidenceStop(Constant(6), 0.3))
+WARPERS = (
+    {"temperature": 0.9, "top_k": 0},
+    {"temperature": 1.3, "top_k": 12},
+    {"temperature": 0.7, "top_p": 0.8, "top_k": 0},
+    {"min_p": 0.05, "repetition_penalty": 1.4, "top_k": 0},
+    {"no_repeat_ngram_size": 2, "bad_words_ids": [[3], [4, 5]], "typical_p": 0.9},
+    {"eos_token_id": [7, 11, 13], "top_k": 0},
+)
 
 
 @pytest.mark.parametrize("quarter", slow_but(range(4), 0))
 def test_reproducible_sampling_equals_plain_sampling(target, draft, unrelated, quarter):
     """A seed for each of drafters x schedules x warpers, any two of which meet in each quarter of the cases."""
     sizes = itertools.cycle([1, 3, 4, 3, 1])  # in step with none of the others
-    cases = itertools.product(*map(enumerate, (DRAFTERS, SCHEDULES, WARPERS)))
+    drafters = [*({"draft_model": one} for one in (draft, unrelated, target)), {"prompt_lookup_num_tokens": 3}]
+    cases = itertools.product(*map(enumerate, (drafters, SCHEDULES, WARPERS)))
     for seed, (((i, drafter), (j, schedule), (k, warper)), batch_size) in enumerate(zip(cases, sizes)):  # noqa: B905
         if (i + j + k) % 4 != quarter:
             continue
         inputs = tiny.prompts(batch_size, seed=seed)
-        call = inputs | WARPERS[warper] | {"do_sample": True, "max_new_tokens": 14, "pad_token_id": 0}
-        drafts = DRAFTERS[drafter](target, draft, unrelated) | {"schedule": SCHEDULES[schedule]}
+        call = inputs | warper | {"do_sample": True, "max_new_tokens": 14, "pad_token_id": 0}
         try:
-            agrees(target, call, seed, **drafts)
+            agrees(target, call, seed, **drafter, schedule=schedule)
         except AssertionError as error:
-            raise AssertionError(seed, drafter, schedule, batch_size, warper) from error
+            raise AssertionError(seed, i, j, batch_size, warper) from error
 
 
 def test_reproducible_sampling_redraws_noise_rather_than_keep_it(target, draft, unrelated, monkeypatch):
     """Rows that drift apart need noise of many steps: with room for one step only, the output is the same."""
     monkeypatch.setattr(samplers, "MOST_NOISE", 1)
-    settings = {"do_sample": True, "top_k": 0, "max_new_tokens": 40}
-    same_as_plain(target, tiny.prompts(4), settings, draft_model=draft)
+    same_as_plain(target, tiny.prompts(4), {"do_sample": True, "top_k": 0, "max_new_tokens": 40}, draft_model=draft)
 
 
 def test_reproducible_sampling_with_a_generator(target, draft):
@@ -152,9 +138,6 @@ def test_the_same_seed_gives_the_same_tokens_the_first_and_the_fifth_time(target
 
     first = once()
     assert all(once() == first for _ in range(4))
-    generators = [torch.Generator().manual_seed(7) for _ in range(2)]
-    a, b = (
-        hs.generate(target, **kwargs, draft_model=draft, speculative_config=hs.SpeculativeConfig(generator=g)).tolist()
-        for g in generators
-    )
+    configs = [hs.SpeculativeConfig(generator=torch.Generator().manual_seed(7)) for _ in range(2)]
+    a, b = (hs.generate(target, **kwargs, draft_model=draft, speculative_config=one).tolist() for one in configs)
     assert a == b

@@ -50,9 +50,7 @@ def test_a_package_is_converted_once_and_never_imported(package, monkeypatch):
 def test_a_damaged_file(package, monkeypatch):
     monkeypatch.setattr(examples, "_convert", lambda *_: pytest.fail("converted"))
     (package / "toy.gguf").write_bytes(b"weighty")
-    with pytest.raises(
-        ValueError, match=r"toy.gguf is damaged: its SHA-256 is another. Install it anew: pip install toy"
-    ):
+    with pytest.raises(ValueError, match=r"toy.gguf is damaged: .* Install it anew: pip install toy"):
         examples.place_of_example("smollm2")
 
 
@@ -72,9 +70,7 @@ def test_a_full_disk_leaves_nothing_half_written(package, monkeypatch):
 
 def test_neither_hub_nor_package(package, monkeypatch):
     monkeypatch.setattr(examples, "PACKAGE", "no_such_package")
-    with pytest.raises(
-        ValueError, match=r"neither org/toy on the Hub can be reached nor .*: connect to the Hub, or pip"
-    ):
+    with pytest.raises(ValueError, match=r"neither org/toy on the Hub .* nor .*: connect to the Hub, or pip"):
         hs.example_pair()
     with pytest.raises(ValueError, match="`name='gpt5'` is no example: give one of smollm2"):
         hs.example_pair("gpt5")
@@ -112,9 +108,7 @@ def test_chats_are_those_of_plain_generate(pair, batch_size):
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(
-    ("dtype", "optimize"), [(torch.bfloat16, False), (torch.float32, False), (torch.float32, True)]
-)
+@pytest.mark.parametrize("dtype, optimize", [(torch.bfloat16, False), (torch.float32, False), (torch.float32, True)])
 def test_bits_are_the_same_with_a_draft_and_without(pair, dtype, optimize):
     target, draft, tokenizer = pair
     target = copy.deepcopy(target).to(dtype)

@@ -54,8 +54,7 @@ def test_greedy_requests_are_those_of_transformers_own(plain, attached, lanes):
         assert output.created_time <= output.lifespan[0] <= output.timestamps[0]
         assert output.timestamps[-1] == output.lifespan[1]
         ids = torch.tensor([output.prompt_ids])
-        alone = plain.generate(ids, GREEDY)[0, ids.shape[1] :].tolist()
-        assert output.generated_tokens == alone
+        assert output.generated_tokens == plain.generate(ids, GREEDY)[0, ids.shape[1] :].tolist()
 
 
 def test_a_signature_and_results_without_extras(plain, attached):
@@ -90,8 +89,7 @@ def test_what_a_config_leaves_open_is_off(plain, attached):
     seen: list = []
     attached.register_forward_hook(lambda *call: seen.append(call[-1].logits))
     sampled = GenerationConfig(max_new_tokens=1, do_sample=True)
-    outputs = attached.generate_batch([[5, 9]], sampled, batching(return_logprobs=True))
-    (output,) = outputs.values()
+    (output,) = attached.generate_batch([[5, 9]], sampled, batching(return_logprobs=True)).values()
     expected = seen[0][0, -1].float().log_softmax(-1)[output.generated_tokens[0]]
     assert output.logprobs == pytest.approx([expected.item()], abs=1e-4), "of 61 tokens, not of the 50 likeliest"
 
@@ -121,13 +119,7 @@ def test_what_it_does_not_take_is_refused_before_a_forward(attached):
         (ValueError, "max_time", PROMPTS, GenerationConfig(max_new_tokens=3, max_time=1.0), {}),
         (ValueError, "prompt 1 is empty", [[5], []], GREEDY, {}),
         (ValueError, "prompt 0", [[5, 99]], GREEDY, {}),
-        (
-            TypeError,
-            "reads `generation_config` alone: put do_sample, top_k there",
-            [[5]],
-            GREEDY,
-            {"top_k": 3, "do_sample": 1},
-        ),
+        (TypeError, "`generation_config` alone: put do_sample, top_k", [[5]], GREEDY, {"top_k": 3, "do_sample": 1}),
     )
     with tiny.CountForwards(attached) as count:
         for kind, message, prompts, given, more in calls:

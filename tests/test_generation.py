@@ -103,9 +103,7 @@ def test_an_attached_model_is_the_model_it_was(attached, tmp_path):
     assert set(attached.state_dict()) == set(again.state_dict())
 
 
-@pytest.mark.parametrize(
-    "how", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"]
-)
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_of_an_attached_model_speculate_by_themselves(attached, how):
     other = how(attached)
     assert other.generate.model is other and other.generate.draft_model is not attached.generate.draft_model
@@ -123,7 +121,7 @@ def test_a_draft_by_name(target, draft, tmp_path):
     assert speculates(lambda: model.generate(**tiny.prompts(2), **KWARGS))
 
 
-def test_patch_transformers_for_a_while(target, draft):
+def test_patch_transformers_for_a_while_and_by_calls(target, draft):
     original = GenerationMixin.generate
     with hs.patch_transformers():
         assert speculates(lambda: target.generate(**tiny.prompts(2), **KWARGS, draft_model=draft))
@@ -134,10 +132,6 @@ def test_patch_transformers_for_a_while(target, draft):
     with pytest.raises(ZeroDivisionError), hs.patch_transformers():
         raise ZeroDivisionError
     assert GenerationMixin.generate is original
-
-
-def test_patch_transformers_as_a_call(target, draft):
-    original = GenerationMixin.generate
     outer, inner = hs.patch_transformers(), hs.patch_transformers()
     try:
         outer.undo()  # in any order
@@ -165,9 +159,7 @@ def test_code_of_a_repository_is_not_run(target, tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}))
     (tmp_path / "own.py").write_text("raise SystemExit")
     monkeypatch.setattr("builtins.input", lambda *args: pytest.fail("asked"))
-    with pytest.raises(
-        ValueError, match=r"brings code of its own.*`trust_remote_code=True`, and pass the model itself"
-    ):
+    with pytest.raises(ValueError, match=r"brings code of its own.*`trust_remote_code=True`, and pass the model"):
         hs.generate(target, **tiny.prompts(1), **KWARGS, draft_model=str(tmp_path))
 
 
@@ -187,8 +179,7 @@ def test_the_mixin(draft):
     assert speculates(lambda: model.generate(**inputs, **KWARGS, draft_model=draft))
     assert not speculates(lambda: model.generate(**inputs, **KWARGS))
     ids = tiny.prompts(1)["input_ids"]
-    alone = model.generate(ids, **KWARGS).tolist()
-    assert model.generate(ids, None, **KWARGS, draft_model=draft).tolist() == alone
+    assert model.generate(ids, None, **KWARGS, draft_model=draft).tolist() == model.generate(ids, **KWARGS).tolist()
     assert hs.generate(model, **inputs, **KWARGS, draft_model=draft).tolist() == expected.tolist()
 
 
@@ -213,7 +204,6 @@ print(*(name for name, value in before.items() if after.get(name) is not value),
 
 @pytest.mark.slow  # a process that imports all of transformers takes seconds
 def test_importing_changes_nothing():
-    """No function, class or method of torch and transformers is another one afterwards."""
     done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and not done.stdout.strip(), done.stdout + done.stderr
 

@@ -13,18 +13,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, Generation
 
 import hf_speculative
 from hf_speculative import hf_compat
-from hf_speculative.hf_compat import training
+from hf_speculative.hf_compat import layers, training
 from tests.support import tiny
 
 PACKAGE = Path(hf_speculative.__file__).parent
 ROOM = PACKAGE / "hf_compat"
 #: what a file outside of the room may import of transformers' submodules: documented packages
-DOCUMENTED = {
-    "transformers.generation",
-    "transformers.integrations",
-    "transformers.utils",
-    "transformers.modeling_outputs",
-}
+DOCUMENTED = {f"transformers.{name}" for name in ("generation", "integrations", "utils", "modeling_outputs")}
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +149,6 @@ def test_compiling():
 
 
 def test_layers_of_heads():
-    from hf_speculative.hf_compat import layers
-
     kinds = {name: kind for name, kind in vars(layers).items() if name[0] != "_"}
     assert len(kinds) == 8 and all(issubclass(kind, nn.Module) for kind in kinds.values())
 
@@ -181,9 +174,7 @@ def submodules(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         names = [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        found |= {
-            name for name in names if name and (name.startswith("transformers.") or re.match(r"torch\..*\b_", name))
-        }
+        found |= {name for name in names if re.match(r"transformers\.|torch\..*\b_", name or "")}
     return found
 
 

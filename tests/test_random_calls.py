@@ -17,6 +17,7 @@ from hf_speculative.models import is_recurrent
 from tests.architectures.check import build
 from tests.architectures.inputs import prompts as image_prompts
 from tests.support import tiny
+from tests.support.cases import slow_but
 from tests.support.placement import quantised, torchao_or_skip
 
 #: calls of the slow test, and those of the quick one
@@ -31,7 +32,6 @@ IMAGES = ["llava", "qwen2_5_vl", "gemma3", "qwen3_5"]
 
 @functools.cache
 def pair(kind: str):
-    """A target and a draft that partly agrees."""
     name = kind.partition("-")[0]
     mapping = "image-text" if name in IMAGES else "causal"
     target = tiny.build(name, seed=1) if name in tiny.ARCHITECTURES else build(mapping, name, seed=1)
@@ -40,8 +40,6 @@ def pair(kind: str):
 
 
 class LastIn(StoppingCriteria):
-    """Ends a row at some tokens."""
-
     def __init__(self, tokens):
         self.tokens = torch.tensor(tokens)
 
@@ -107,22 +105,15 @@ def random_call(seed: int) -> tuple[str, dict, dict]:
     if chance.random() < 0.15 and kind not in IMAGES:
         call["prefill_chunk_size"] = 3  # takes the universal path
     if call["do_sample"]:
-        call |= {
-            "temperature": chance.choice([0.5, 1.0, 1.7]),
-            "top_k": chance.choice([0, 5]),
-            "top_p": chance.choice([1.0, 0.8]),
-        }
+        call |= {"temperature": chance.choice([0.5, 1.0, 1.7]), "top_k": chance.choice([0, 5])}
+        call["top_p"] = chance.choice([1.0, 0.8])
     length = chance.choice([{}, {"num_draft_tokens": chance.randint(1, 7)}])
-    source = chance.choice(
-        [{"draft_model": "draft"}] * 3
-        + [{"draft_model": "auto"}, {"draft_model": "suffix"}, {"prompt_lookup_num_tokens": 4}]
-    )
-    drafts = source | (length if "prompt_lookup_num_tokens" not in source else {})
+    source = chance.choice(["draft"] * 3 + ["auto", "suffix", None])
+    drafts = {"draft_model": source} | length if source else {"prompt_lookup_num_tokens": 4}
     return kind, call, drafts | ({"reproducible": True} if call["do_sample"] else {})
 
 
 def copied(call: dict) -> dict:
-    """What has a memory begins anew."""
     criteria = [one.again() for one in call.get("stopping_criteria", [])]
     return call | ({"stopping_criteria": criteria} if criteria else {})
 
@@ -158,17 +149,12 @@ def check_bits(seed: int) -> None:
     assert len(found[0]) == len(found[1]) and all(map(torch.equal, *found)), f"call {seed}: {kind}, {call}, {drafts}"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("check", [check, check_bits])
-def test_random_calls(check):
-    for seed in range(FEW):
-        check(seed)
+SEEDS = [range(FEW), *(range(first, first + CHUNK) for first in range(1000, 1000 + MANY, CHUNK))]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("check", [check, check_bits])
-@pytest.mark.parametrize("first", range(1000, 1000 + MANY, CHUNK))
-def test_many_random_calls(first, check):
-    for seed in range(first, first + CHUNK):
+@pytest.mark.parametrize("seeds", slow_but(SEEDS, range(FEW)), ids=str)
+def test_random_calls(seeds, check):
+    for seed in seeds:
         check(seed)

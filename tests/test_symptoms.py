@@ -35,8 +35,6 @@ def test_learned_positions_where_every_row_is_padded():
 
 
 class Raises(StoppingCriteria, BaseStreamer, hs.Drafter, hs.Schedule, hs.Rule):
-    """Raises `error` in whatever place it is put."""
-
     lossless = True
 
     def __init__(self, error):

@@ -96,7 +96,6 @@ def test_rollouts_of_whatever_drafts_follow_the_weights(name):
 
 
 def test_weights_that_are_replaced():
-    """A checkpoint loaded in place, and parameters made anew: no pass remembers the old ones."""
     model, inputs = made("llama")
     other = tiny.llama(seed=7)
     hs.attach(model, tiny.noisy_copy(model))

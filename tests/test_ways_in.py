@@ -8,13 +8,9 @@ import warnings
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import (
-    ContinuousBatchingConfig,
-    GenerationConfig,
-    GenerationMixin,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-)
+from transformers import ContinuousBatchingConfig, GenerationConfig, GenerationMixin
+from transformers import Seq2SeqTrainer as Trainer
+from transformers import Seq2SeqTrainingArguments as Arguments
 from transformers.cli.serving.utils import CBGenerateManager, GenerateManager
 
 import hf_speculative as hs
@@ -47,7 +43,6 @@ def test_calls_of_the_model(attached):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Dynamo detected:UserWarning")  # in transformers' generate
 def test_compiled_models(attached):
-    """`torch.compile` of the model, of its forward, of its `generate`."""
     expected = attached.generate(IDS, draft_model=None, **GREEDY).tolist()
     compiled = torch.compile(attached, backend="eager")
     assert speculates(lambda: compiled.generate(IDS, **GREEDY))
@@ -103,8 +98,8 @@ def test_transformers_serve(attached):
 
 def test_evaluation_of_a_trainer(attached, tmp_path):
     data = [{"input_ids": row, "attention_mask": torch.ones_like(row), "labels": row} for row in IDS]
-    arguments = Seq2SeqTrainingArguments(str(tmp_path), predict_with_generate=True, use_cpu=True, report_to=[])
-    trainer = Seq2SeqTrainer(attached, arguments)
+    arguments = Arguments(str(tmp_path), predict_with_generate=True, use_cpu=True, report_to=[])
+    trainer = Trainer(attached, arguments)
     assert speculates(lambda: trainer.predict(data, max_new_tokens=6, do_sample=False, pad_token_id=0))
 
 

@@ -12,8 +12,7 @@ PROMPT = list(range(3, 20))
 
 
 def best_two(model, prompt=PROMPT):
-    logits = model(input_ids=torch.tensor([prompt]), use_cache=False).logits[0, -1]
-    return logits.topk(2).indices.tolist()
+    return model(input_ids=torch.tensor([prompt]), use_cache=False).logits[0, -1].topk(2).indices.tolist()
 
 
 def tied(seed):
@@ -36,8 +35,7 @@ def test_ties(seed):
 def test_a_token_that_rounding_cannot_have_chosen():
     model = tiny.llama().to(torch.bfloat16)
     first, _ = best_two(model)
-    worst = model(input_ids=torch.tensor([PROMPT])).logits[0, -1].argmin().item()
-    found = hs.audit(model, PROMPT, [first], [worst])
+    found = hs.audit(model, PROMPT, [first], [model(input_ids=torch.tensor([PROMPT])).logits[0, -1].argmin().item()])
     assert not found.is_tie and found.layer is None and "compare prompts" in str(found)
 
 

@@ -21,8 +21,7 @@ GREEDY = Setting(draft_model="draft", num_draft_tokens=3)
 
 
 def tried(target, draft, settings=(GREEDY,), batch_size=1, seconds=1e9, **more):
-    drafts = {"draft": NamedDraft(draft)}
-    return short_evaluation(target, None, drafts, settings, PROMPTS, batch_size, seconds, **more)
+    return short_evaluation(target, None, {"draft": NamedDraft(draft)}, settings, PROMPTS, batch_size, seconds, **more)
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +55,6 @@ def test_every_source_on_the_same_texts(target, twin):
 
 
 def test_time_is_bounded(target, twin, monkeypatch):
-    """A clock that goes on by a second each time it is looked at."""
-
     def num_batches(seconds):
         monkeypatch.setattr(running, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
         return len(tried(target, twin, seconds=seconds).calls[GREEDY.name])

@@ -79,7 +79,6 @@ def target(trained):
 
 @pytest.fixture(scope="module")
 def folders(trained, tmp_path_factory):
-    """A folder with a head of each kind."""
     path = tmp_path_factory.mktemp("heads")
     for kind in blocks.KINDS:
         blocks.write(kind, path / kind, *trained[blocks.from_anchor(kind)])
@@ -123,8 +122,7 @@ def test_a_confidence_head_ends_drafts(kind, folders, target, monkeypatch):
         for row, history in enumerate(batch.history):
             hidden = target(torch.tensor([history[:-1]]), output_hidden_states=True).hidden_states
             context = torch.cat([hidden[layer + 1][0] for layer in plain.layer_ids], -1)
-            drafted = draft.tokens[row].tolist()
-            sure = plain.confidences(context, history[-1], drafted).sigmoid() >= threshold
+            sure = plain.confidences(context, history[-1], draft.tokens[row].tolist()).sigmoid() >= threshold
             expected = min(num_tokens[row], sure.int().cumprod(0).sum().item())
             assert draft.num_tokens[row] == expected
             lengths.append(expected)
@@ -176,15 +174,10 @@ def small():
     return blocks.pairs(steps=30, vocab_size=distributions.VOCAB)
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        ("speculators, reduced", "temperature and top_k"),
-        ("DFlash 2", "top_p"),
-        ("DSpark, rnn", "repetition penalty"),
-        pytest.param("DSpark, gated", "a stop", marks=pytest.mark.slow),
-    ],
-)
+FEW = [("speculators, reduced", "temperature and top_k"), ("DFlash 2", "top_p"), ("DSpark, rnn", "repetition penalty")]
+
+
+@pytest.mark.parametrize(("kind", "settings"), [*FEW, pytest.param("DSpark, gated", "a stop", marks=pytest.mark.slow)])
 def test_sampling_has_the_distribution(kind, settings, small, tmp_path):
     """With proposals from what a selector leaves, a Markov head makes of it, or a part of the vocabulary holds."""
     target, draft = small[blocks.from_anchor(kind)]
@@ -204,7 +197,6 @@ def test_a_confidence_head_keeps_the_distribution(small, tmp_path):
 
 @pytest.mark.parametrize("kind", ["z-lab, causal windows", "DSpark, rnn"])
 def test_refill(kind, folders, target):
-    """Rows that take the place of others are as drafted for alone."""
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(1, tiny.VOCAB, (n,), generator=generator).tolist() for n in (3, 9, 1, 14, 5, 7)]
     assert takes_lanes(target, prompts, batch_size=2, draft_model=load_head(folders / kind)).num_accepted_draft_tokens

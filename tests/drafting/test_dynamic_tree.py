@@ -5,7 +5,6 @@ import torch
 from transformers import LogitsProcessor, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 import hf_speculative as hs
-from hf_speculative import SpeculativeConfig
 from hf_speculative.drafting import DFlash, DraftModel, DynamicTreeDrafter
 from hf_speculative.models import RaggedModel
 from hf_speculative.sampling.samplers import SHARPNESS
@@ -36,8 +35,6 @@ def test_rows_that_wait_take_lanes_between_beams():
 
 
 class Watched(DynamicTreeDrafter):
-    """Remembers whether it branched."""
-
     num_trees = num_chains = 0
 
     def propose(self, *args):
@@ -106,7 +103,7 @@ def test_sampled_trees_leave_the_distribution_as_it_is(settings):
     """Where they are asked for; enumerated, through `generate`."""
     target = tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=1, hidden=16)
     beams = Watched(DraftModel(RaggedModel(tiny.noisy_copy(target, noise=0.4, seed=5))), top_k=2, depth=2)
-    config = {"draft_model": beams, "speculative_config": SpeculativeConfig(rule="sampled", num_draft_tokens=3)}
+    config = {"draft_model": beams, "speculative_config": hs.SpeculativeConfig(rule="sampled", num_draft_tokens=3)}
     prompts = ((5, 2, 3, 1), (4, 6, 1, 2))  # penalties of older transformers count padding
     distributions.assert_exact(target, {**config}, prompts, **settings)
     assert beams.num_trees > 3 and not beams.num_chains
@@ -140,7 +137,7 @@ class StatefulProcessor(LogitsProcessor):
 def test_where_a_tree_does_not_fit_it_is_a_chain(target, beams, why):
     schedule = ConfidenceStop(Constant(4), 0.2) if why == "confidence stop" else Constant(4)
     options = {"logits_processor": [StatefulProcessor()]} if why == "memory" else {}
-    config = {"draft_model": beams, "speculative_config": SpeculativeConfig(schedule=schedule)}
+    config = {"draft_model": beams, "speculative_config": hs.SpeculativeConfig(schedule=schedule)}
     if why.startswith("draws"):
         hs.generate(target, **tiny.prompts(3), do_sample=True, max_new_tokens=24, **config)
     else:

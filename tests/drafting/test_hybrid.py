@@ -40,7 +40,6 @@ def turns(monkeypatch):
 
 
 def both(draft, costs=COSTS):
-    """A call's options, at costs that are given."""
     schedule = HybridSchedule(Adaptive(8, 12, 4, costs=costs), 16, costs=costs)
     return {"draft_model": [draft, "auto"], "speculative_config": SpeculativeConfig(schedule=schedule)}
 
@@ -64,7 +63,6 @@ def test_tokens_are_those_of_plain_decoding(turns, mode):
 
 
 def test_sampled_text_keeps_its_distribution(turns):
-    """Drawn chains of the draft and guesses take turns."""
     target = tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=1, hidden=16)
     options = both(tiny.noisy_copy(target, noise=0.8, seed=5), Costs(0.0, 0.005))
     samples, settings = [], {"temperature": 0.8, "top_k": 3}

@@ -19,7 +19,6 @@ from tests.support.plain import reproduces_plain, same_as_plain, takes_lanes
 
 
 def never_alone(schedule):
-    """Guesses wait for a draft."""
     both = HybridSchedule(schedule, 16)
     both.guesses.best = lambda chances, passes=0: [0] * len(chances)
     return both
@@ -117,8 +116,6 @@ def test_sampled_text_keeps_its_distribution(rule, monkeypatch):
     beams = DynamicTreeDrafter(DraftModel(RaggedModel(tiny.noisy_copy(target, noise=0.4, seed=5))), top_k=2, depth=2)
     guesses = TreeDrafter([Fixed()])
     guesses.chances.add = lambda row, kind, is_right: None
-    config = {
-        "draft_model": HybridDrafter(guesses, beams),
-        "speculative_config": SpeculativeConfig(rule=rule, schedule=never_alone(Constant(3))),
-    }
-    distributions.assert_exact(target, {**config}, ((5, 2, 3, 1),), top_k=3)
+    config = SpeculativeConfig(rule=rule, schedule=never_alone(Constant(3)))
+    drafts = {"draft_model": HybridDrafter(guesses, beams), "speculative_config": config}
+    distributions.assert_exact(target, drafts, ((5, 2, 3, 1),), top_k=3)

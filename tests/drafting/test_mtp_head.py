@@ -24,9 +24,7 @@ def make_target(**config):
 
 def plain_logits(folder, target, text, drafted):
     """After each of `drafted`, one more pass over the whole text: `(steps, vocab)`."""
-    tensors = {
-        name.removeprefix("mtp_layers.0."): tensor for name, tensor in load_file(folder / "model.safetensors").items()
-    }
+    tensors = {name.removeprefix("mtp_layers.0."): w for name, w in load_file(folder / "model.safetensors").items()}
 
     def norm(x, name):
         return x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * tensors[f"{name}.weight"]

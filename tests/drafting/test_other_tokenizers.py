@@ -7,7 +7,6 @@ import torch
 from transformers import StoppingCriteria
 
 import hf_speculative as hs
-from hf_speculative import SpeculativeConfig
 from hf_speculative.drafting import StringMatch, TokenIntersection
 from hf_speculative.models import RaggedModel
 from hf_speculative.tokenizers.alignment import Translation
@@ -20,7 +19,7 @@ from tests.support.plain import agrees
 TARGET, DRAFT, TOKENIZER = tongues.pair()
 TEXTS = ["def main():\n    ", "import os\nimport sys\n\nclass Foo(", "x = [1, 2,", "def run(self, "]
 MAPPINGS = ("intersection", "strings")
-RENUMBERED = tongues.renumbered(TOKENIZER)
+OTHER = tongues.renumbered(TOKENIZER)
 SPACED = tongues.in_metaspace(TOKENIZER, "always", "<s>")
 UNSPACED = tongues.in_metaspace(TOKENIZER)
 SMALL, BIG = tongues.byte_level(300), tongues.byte_level(420, bos="<s>", eos="</s>")
@@ -31,8 +30,8 @@ PAIRS = {
     "other ids, padded": (
         TARGET,
         TOKENIZER,
-        tongues.moved(DRAFT, TOKENIZER, RENUMBERED, vocab_size=4200),
-        RENUMBERED,
+        tongues.moved(DRAFT, TOKENIZER, OTHER, vocab_size=4200),
+        OTHER,
         (0.3, 0.3),
     ),
     "metaspace draft, BOS": (TARGET, TOKENIZER, tongues.moved(DRAFT, TOKENIZER, SPACED), SPACED, (0.3, 0.2)),
@@ -68,8 +67,7 @@ def test_greedy_equals_plain(name, mapping):
     assert stats.num_draft_tokens > 0 and stats.draft_acceptance_rate >= least
     found = target.generate(**inputs, **settings)
     for row in range(4):
-        alone = tiny.unpadded(inputs, row)
-        single = hs.generate(target, **alone, **settings, **draft)[0]
+        single = hs.generate(target, **tiny.unpadded(inputs, row), **settings, **draft)[0]
         expected = found[row, inputs["attention_mask"][row].argmax() :]
         assert single.tolist() == expected[: len(single)].tolist(), "the row on its own"
 
@@ -83,9 +81,6 @@ def test_reproducible_sampling_equals_plain(name, mapping):
     draft["num_draft_tokens"] = 3  # a pair that has agreed on little is not asked again
     for seed in range(3):
         assert agrees(target, inputs | settings, seed, **draft).draft_acceptance_rate >= least / 4
-
-
-# The distribution
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +104,8 @@ def test_the_distribution_of_token_intersection(letters, name):
 
 def test_the_distribution_of_string_match(letters):
     drafter = StringMatch(RaggedModel(letters[2], clamp_ids=True), Translation(letters[1], letters[3], VOCAB, VOCAB))
-    kwargs = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=3)}
+    kwargs = {"draft_model": drafter, "speculative_config": hs.SpeculativeConfig(num_draft_tokens=3)}
     assert_exact(letters[0], kwargs, top_k=3)
-
-
-# What users reported
 
 
 def rounds_of(kind, target, tokenizer, draft, draft_tokenizer, inputs, check, **settings):
@@ -127,7 +119,7 @@ def rounds_of(kind, target, tokenizer, draft, draft_tokenizer, inputs, check, **
     pair = Translation(tokenizer, draft_tokenizer, target.config.vocab_size, draft.config.vocab_size)
     drafter = Checked(RaggedModel(draft, clamp_ids=True), pair)
     settings = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0} | settings
-    config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=4)}
+    config = {"draft_model": drafter, "speculative_config": hs.SpeculativeConfig(num_draft_tokens=4)}
     found = hs.generate(target, **inputs, **settings, **config)
     assert found.tolist() == target.generate(**inputs, **settings).tolist()
 
@@ -141,9 +133,8 @@ def test_symptom_8_a_prompt_that_is_shorter_or_longer_in_the_draft(kind):
         lengths = []
 
         def check(drafter, batch, lengths=lengths):
-            lengths += (
-                [*zip(map(len, drafter.own.history), map(len, batch.history), strict=True)] if drafter.own else []
-            )
+            if drafter.own:
+                lengths.extend(zip(map(len, drafter.own.history), map(len, batch.history), strict=True))
 
         text = ["for name in sorted(names):\n    print(name, 3.14", "The quick brown fox"]
         ids = tokenizer(text, return_tensors="pt", padding=True)
@@ -166,8 +157,7 @@ def test_cached_logits_are_fresh_logits(kind, name):
         if drafter.own is None:
             return
         own = copy.deepcopy(drafter.own)
-        model = copy.deepcopy(drafter.model)
-        logits = model.logits(own, ahead=0, num_last=1)[:, 0]
+        logits = copy.deepcopy(drafter.model).logits(own, ahead=0, num_last=1)[:, 0]
         for row, ids in enumerate(own.history):
             assert own.tokens[row, own.host_padding[row] : own.host_lengths[row]].tolist() == ids
             assert draft_tokenizer is not SPACED or (ids[0], ids.count(ids[0])) == (SPACED.bos_token_id, 1)
@@ -182,7 +172,6 @@ def test_cached_logits_are_fresh_logits(kind, name):
 
 @pytest.mark.parametrize("kind", [TokenIntersection, StringMatch])
 def test_the_end_token_of_the_draft_is_the_targets(kind):
-    """A draft that says its own end token proposes the target's."""
     tokenizer, draft_tokenizer = tongues.characters("abcdefg", eos="!"), tongues.characters("gfedcba", eos="?")
     target = tiny.llama(seed=8, vocab_size=8, layers=1, hidden=16)
     ids = torch.tensor([[1, 2, 3]])
@@ -203,7 +192,7 @@ def test_the_end_token_of_the_draft_is_the_targets(kind):
             return draft
 
     drafter = Noted(RaggedModel(draft, clamp_ids=True), Translation(tokenizer, draft_tokenizer, 8, 8))
-    config = {"draft_model": drafter, "speculative_config": SpeculativeConfig(num_draft_tokens=3)}
+    config = {"draft_model": drafter, "speculative_config": hs.SpeculativeConfig(num_draft_tokens=3)}
     found = hs.generate(target, ids, **settings, **config)
     assert found.tolist() == target.generate(ids, **settings).tolist() and found[0, -1] == 7
     assert 7 in proposed
@@ -247,29 +236,24 @@ def test_a_draft_with_a_shorter_context_falls_back_to_plain(mapping):
     assert 0 < stats.num_spec_steps < stats.num_rounds
 
 
-# Options
-
-
 def test_tokenizers_can_be_attached():
     target, tokenizer, draft, draft_tokenizer, _ = PAIRS["metaspace draft, BOS"]
     inputs = prompts(tokenizer)
     settings = {"do_sample": False, "max_new_tokens": 12}
     expected = target.generate(**inputs, **settings)
-    hs.attach(target, draft, config=SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=draft_tokenizer))
-    try:
-        with hs.record() as stats:
-            assert target.generate(**inputs, **settings).tolist() == expected.tolist()
-        assert stats.num_accepted_draft_tokens > 0
-        with hs.record() as family:
-            found = target.generate(**inputs, **settings, draft_model=DRAFT)
-        assert found.tolist() == expected.tolist()
-        assert family.draft_acceptance_rate > 0.2, "the attached draft's tokenizer is not that of another draft"
-        assert target.generate(**inputs, **settings, draft_model=None).tolist() == expected.tolist()
-        with hs.record() as again:
-            target.generate(**inputs, **settings, draft_model=draft)
-        assert again.num_accepted_draft_tokens == stats.num_accepted_draft_tokens, "the attached draft by name"
-    finally:
-        hs.detach(target)
+    config = hs.SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+    target = hs.attach(copy.deepcopy(target), draft, config=config)
+    with hs.record() as stats:
+        assert target.generate(**inputs, **settings).tolist() == expected.tolist()
+    assert stats.num_accepted_draft_tokens > 0
+    with hs.record() as family:
+        found = target.generate(**inputs, **settings, draft_model=DRAFT)
+    assert found.tolist() == expected.tolist()
+    assert family.draft_acceptance_rate > 0.2, "the attached draft's tokenizer is not that of another draft"
+    assert target.generate(**inputs, **settings, draft_model=None).tolist() == expected.tolist()
+    with hs.record() as again:
+        target.generate(**inputs, **settings, draft_model=draft)
+    assert again.num_accepted_draft_tokens == stats.num_accepted_draft_tokens, "the attached draft by name"
 
 
 #: what of the call is said otherwise, and what the error says
@@ -309,7 +293,7 @@ def test_refused_before_the_first_forward(name):
     target, tokenizer, draft, draft_tokenizer, _ = PAIRS["metaspace draft, BOS"]
     settings = {"draft_model": draft, "tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer} | kwargs
     with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message) as caught:
-        config = SpeculativeConfig(vocabulary_mapping=settings.pop("vocabulary_mapping", None))
+        config = hs.SpeculativeConfig(vocabulary_mapping=settings.pop("vocabulary_mapping", None))
         hs.generate(target, **prompts(tokenizer), **settings, speculative_config=config, max_new_tokens=4)
     assert not forwards.lengths and "\n" not in str(caught.value)
 

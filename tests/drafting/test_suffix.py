@@ -18,7 +18,6 @@ from tests.support.plain import agrees
 @pytest.mark.parametrize("most", [1, 3, 23])
 @pytest.mark.parametrize("num_letters", [1, 2, 4])
 def test_a_text_finds_the_longest_match(most, num_letters):
-    """After each token, against brute force; a copy is read on for itself."""
     rng, row, text = random.Random(10 * most + num_letters), GrowingText(), []
     for _ in range(60):
         text.append(rng.randrange(num_letters))
@@ -29,16 +28,11 @@ def test_a_text_finds_the_longest_match(most, num_letters):
     assert row.tokens == text
 
 
-# Calls
-
 GREEDY = {"do_sample": False, "pad_token_id": 0}
 
 
-def config_of(store=None, length=6, **settings):
-    return {
-        "draft_model": suffix_drafter(store),
-        "speculative_config": hs.SpeculativeConfig(schedule=Constant(length), **settings),
-    }
+def config_of(store):
+    return {"draft_model": suffix_drafter(store), "speculative_config": hs.SpeculativeConfig(schedule=Constant(6))}
 
 
 def test_greedy_equals_plain_and_a_second_time_takes_few_passes(target):
@@ -87,12 +81,10 @@ def first_draft(drafter, prompts, num_tokens):
 
 
 def test_answers_to_the_same_prompt_come_first():
-    """Of two continuations of one context, that of this very prompt is drafted."""
     store = SuffixStore()
     store.add([1, 2, 30, 31], prompt=[8, 1, 2])
     store.add([1, 2, 40, 41], prompt=[9, 1, 2])
-    draft = first_draft(suffix_drafter(store), [[9, 1, 2], [8, 1, 2]], 3)
-    assert draft.tokens.tolist() == [[1, 2, 40], [1, 2, 30]]
+    assert first_draft(suffix_drafter(store), [[9, 1, 2], [8, 1, 2]], 3).tokens.tolist() == [[1, 2, 40], [1, 2, 30]]
 
 
 @pytest.mark.parametrize(
@@ -110,9 +102,6 @@ def test_the_length_of_a_draft(settings, expected):
     assert draft.tokens.tolist() == [expected] and draft.probs is None
 
 
-# `draft_model="suffix"`
-
-
 def test_answers_that_are_kept_with_the_model(target):
     call = tiny.prompts(1, seed=8) | GREEDY | {"max_new_tokens": 30, "draft_model": "suffix", "num_draft_tokens": 5}
 
@@ -127,7 +116,7 @@ def test_answers_that_are_kept_with_the_model(target):
     assert num_passes(**kept) == first and num_passes(**kept) < first
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "texts", "texts and a file", "saved"])
+@pytest.mark.parametrize("kind", ["file", "folder", "texts", "both", "saved"])
 def test_a_corpus(target, tmp_path, kind):
     """What the model is about to say stands in a file: few passes, and the corpus is read once and does not grow."""
     call = GREEDY | {"input_ids": torch.tensor([[3, 4, 5]]), "max_new_tokens": 30}
@@ -139,18 +128,11 @@ def test_a_corpus(target, tmp_path, kind):
     path = tmp_path / "texts" / "a.txt"
     path.parent.mkdir()
     path.write_text(text, encoding="utf-8")
-    if kind == "saved":
-        store = SuffixStore(letters)
-        store.add_files(path)
-        store.save(tmp_path / "store.safetensors")
-    corpus = {
-        "file": str(path),
-        "folder": path.parent,
-        "texts": [text],
-        "texts and a file": ["x", path],
-        "saved": tmp_path / "store.safetensors",
-    }[kind]
-    settings = {"draft_model": "suffix", "corpus": corpus, "tokenizer": letters, "num_draft_tokens": 6}
+    store, saved = SuffixStore(letters), tmp_path / "store.safetensors"
+    store.add_files(path)
+    store.save(saved)
+    corpora = {"file": str(path), "folder": path.parent, "texts": [text], "both": ["x", path], "saved": saved}
+    settings = {"draft_model": "suffix", "corpus": corpora[kind], "tokenizer": letters, "num_draft_tokens": 6}
     for _ in range(2):
         assert agrees(target, call, **settings).num_target_forwards < 10
         path.write_text("", encoding="utf-8")

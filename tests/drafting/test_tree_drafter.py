@@ -143,12 +143,8 @@ def test_sampled_text_keeps_its_distribution():
     assert max(widths) > 1 and statistics.num_accepted_draft_tokens > 1000
 
 
-# `method="auto"`
-
-
 @pytest.mark.parametrize("method", ["auto", "recycling", "suffix", ["recycling", "ngram"], "ngram+suffix"])
 def test_a_method_needs_no_model(target, method):
-    """In the call and for all calls."""
     call = tiny.prompts(3, width=12) | {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
     assert agrees(target, call, draft_model=method, num_draft_tokens=4).num_accepted_draft_tokens > 0
     expected = target.generate(**call).tolist()
@@ -172,7 +168,6 @@ def test_models_on_the_universal_path_get_chains():
 
 
 def test_what_is_learned_stays_with_the_model():
-    """The second call starts with what the first found out, and another model knows nothing of it."""
     call = tiny.prompts(2, width=12) | {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
     one, other, drafts = tiny.llama(), tiny.llama(), {"draft_model": "recycling", "num_draft_tokens": 6}
     passes = [agrees(model, call, **drafts).num_target_forwards for model in (one, one, other)]

@@ -59,10 +59,8 @@ def test_text_alone_takes_the_ragged_path():
 def test_what_no_states_can_be_read_of_is_refused():
     target = made("qwen3_next")
     head, inputs = heads.eagle3(target), tiny.prompts(2)
-    embeds = {
-        "inputs_embeds": target.get_input_embeddings()(inputs["input_ids"]),
-        "attention_mask": inputs["attention_mask"],
-    }
+    embedded = target.get_input_embeddings()(inputs["input_ids"])
+    embeds = {"inputs_embeds": embedded, "attention_mask": inputs["attention_mask"]}
     with pytest.raises(ValueError, match="`Eagle3Model` reads the prompt's ids, not `inputs_embeds`"):
         hs.generate(target, **embeds, **NEW, draft_model=head)
     with pytest.raises(ValueError, match="`prefill_chunk_size=3` hides states that `Eagle3Model` reads"):

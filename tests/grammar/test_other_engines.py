@@ -84,21 +84,16 @@ def both(pair, kind, num_prompts, sampled=False, **drafts):
 def test_engines(pair, kind, num_prompts, sampled):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        stats = both(pair, kind, num_prompts, sampled)
-        assert stats.mean_acceptance_length > 2.5
-        both(
-            pair, kind, num_prompts, sampled, draft_model="auto", num_draft_tokens=6
-        )  # which guesses what is forbidden
+        assert both(pair, kind, num_prompts, sampled).mean_acceptance_length > 2.5
+        both(pair, kind, num_prompts, sampled, draft_model="auto", num_draft_tokens=6)  # guesses what is forbidden
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("num_prompts", [1, 3])
-def test_outlines_core(pair, num_prompts):
-    """A copy takes longer than a pass."""
+def test_outlines_core(target, draft, tokenizer, num_prompts):
     outlines_core = pytest.importorskip("outlines_core")
     from outlines.backends.outlines_core import OutlinesCoreLogitsProcessor
 
-    target, draft, tokenizer = pair
     ids = {bytes([65 + i]).decode(): [tokenizer(chr(65 + i)).input_ids[0]] for i in range(26)}
     index = outlines_core.Index("[A-Z]{9}", outlines_core.Vocabulary(tokenizer.eos_token_id, ids))
     call = call_of(tokenizer, num_prompts)
@@ -117,15 +112,13 @@ def test_what_cannot_be_copied_once_it_was_called(pair, num_prompts):
 
 
 @pytest.mark.parametrize("drafts", [{"num_draft_tokens": 4}, {"draft_model": "auto", "num_draft_tokens": 8}], ids=str)
-def test_a_function_of_the_prefix(pair, drafts):
+def test_a_function_of_the_prefix(target, draft, tokenizer, drafts):
     """It is asked, not copied; and never about what it has forbidden."""
-    target, draft, tokenizer = pair
     calls = []
 
     def allowed(row, ids):
         calls.append(row)
-        last = int(ids[-1])
-        assert last < 300 or len(ids) <= width, "a token that was forbidden"
+        assert int(ids[-1]) < 300 or len(ids) <= width, "a token that was forbidden"
         return [token for token in range(20, 300) if (token + row + len(ids)) % 3]
 
     call = call_of(tokenizer, 3) | {"max_new_tokens": 20, "prefix_allowed_tokens_fn": allowed}
@@ -136,12 +129,11 @@ def test_a_function_of_the_prefix(pair, drafts):
     assert {*calls} == {0, 1, 2}
 
 
-def test_a_grammar_for_each_row_of_a_processor(pair):
+def test_a_grammar_for_each_row_of_a_processor(target, draft, tokenizer):
     """Such a processor is shown all rows together, as plain decoding shows them, and nothing is drafted."""
     xgrammar = pytest.importorskip("xgrammar")
     from xgrammar.contrib.hf import LogitsProcessor as Processor
 
-    target, draft, tokenizer = pair
     known = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=target.config.vocab_size)
     compiler = xgrammar.GrammarCompiler(known)
     grammars = [compiler.compile_regex(pattern) for pattern in ("a[0-9]{9}", "b[c-f]{9}")]
@@ -153,9 +145,8 @@ def test_a_grammar_for_each_row_of_a_processor(pair):
 
 
 @pytest.mark.parametrize("kind", ["function", "processor", "rollback"])
-def test_nothing_is_asked_beyond_an_end(pair, kind):
+def test_nothing_is_asked_beyond_an_end(target, draft, tokenizer, kind):
     """A draft may go on behind an end token, where plain decoding never asks."""
-    target, draft, tokenizer = pair
     call = call_of(tokenizer, 1) | {"max_new_tokens": 24}
     width = call["input_ids"].shape[1]
     end = int(target.generate(**call)[0, width + 3])
@@ -191,9 +182,8 @@ def test_nothing_is_asked_beyond_an_end(pair, kind):
         assert found.tolist() == plain.tolist()
 
 
-def test_a_function_of_the_prefix_beside_a_memory(pair):
+def test_a_function_of_the_prefix_beside_a_memory(target, tokenizer):
     """Neither is shown what the other, or itself, has forbidden: guesses are not masked, and the last token tells."""
-    target, _, tokenizer = pair
 
     class Remembers(LogitsProcessor):
         num_calls = 0

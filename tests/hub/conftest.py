@@ -26,20 +26,12 @@ def results(pair, tmp_path_factory):
     """Two use cases: greedy and sampled; lengths 2, 4 and adaptive; prompt lookup."""
     folder = tmp_path_factory.mktemp("results")
     target, draft, tokenizer = pair
+    options = {"tokenizer": tokenizer, "num_draft_tokens": [2, 4, None], "prompt_lookup_num_tokens": [3]}
+    options |= {"max_new_tokens": 8, "progress": False}
     for name, temperatures in (("code", [0.0, 0.8]), ("chat", [0.0])):
-        hs.evaluate(
-            target,
-            draft,
-            [{"prompt": prompt} for prompt in PROMPTS],
-            tokenizer=tokenizer,
-            num_draft_tokens=[2, 4, None],
-            prompt_lookup_num_tokens=[3],
-            temperatures=temperatures,
-            max_new_tokens=8,
-            results=folder / f"{name}.jsonl",
-            progress=False,
-        )
-        by_counts(folder / f"{name}.jsonl")
+        path = folder / f"{name}.jsonl"
+        hs.evaluate(target, draft, [*PROMPTS], temperatures=temperatures, results=path, **options)
+        by_counts(path)
     return folder
 
 

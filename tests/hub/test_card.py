@@ -22,12 +22,8 @@ from hf_speculative.reports.pages import visible
 
 def table(text, heading):
     """The rows of a Markdown table under a heading, as lists of cells."""
-    part = text[text.index(heading) :].split("\n\n")
-    lines = next(block for block in part if block.startswith("|")).splitlines()
+    lines = next(block for block in text[text.index(heading) :].split("\n\n") if block.startswith("|")).splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if not line.startswith("|---")]
-
-
-# --- what the card says
 
 
 def test_what_was_measured_by_use_case_and_temperature(code, chat, monkeypatch):
@@ -111,8 +107,7 @@ def test_what_a_results_file_names_stays_a_name(results, name, monkeypatch):
     tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
     usage, command = (token.content for token in tokens if token.type == "fence")
     exec(usage, {})
-    assert called == [hostile, hostile]
-    assert shlex.split(command) == ["hf-speculative", visible(hostile)]
+    assert called == [hostile, hostile] and shlex.split(command) == ["hf-speculative", visible(hostile)]
 
     begin, end = (token.content.strip() for token in tokens if token.type == "html_block")
     assert (begin, end) == ("<!-- hf_speculative card: begin -->", "<!-- hf_speculative card: end -->")
@@ -125,11 +120,7 @@ def test_what_a_results_file_names_stays_a_name(results, name, monkeypatch):
     assert f"on {shown}, " in " ".join(seen)
 
 
-# --- metadata
-
-
 def test_metadata_read_by_huggingface_hub(code, chat):
-    """Every figure comes back through huggingface_hub with the settings it was measured under."""
     card = ModelCard(hs.card({"code": code, "chat": chat}, target_name="org/target", draft_name="org/draft"))
     assert card.data.base_model == "org/target" and card.data.model_name == "draft"
     assert card.data.tags == ["speculative-decoding", "draft-model"] and card.data.library_name == "transformers"
@@ -152,30 +143,27 @@ def test_metadata_read_by_huggingface_hub(code, chat):
 
 
 def test_what_cannot_be_told_apart(code, chat, results):
-    with pytest.raises(ValueError, match="of one name"):
-        hs.card([code, chat])
-    with pytest.raises(ValueError, match="none of the drafts evaluated, draft"):
-        hs.card(code, draft_model="other")
-    with pytest.raises(ValueError, match="several drafts were evaluated, a, b: choose one"):
-        both = [hs.Setting(draft_model=name, num_draft_tokens=2) for name in "ab"]
-        choose_draft({"code": SimpleNamespace(settings=both)}, None)
-    with pytest.raises(ValueError, match="two cards"):
-        hs.card(code, "README.md", push_to_hub="org/name")
-    with pytest.raises(TypeError, match="of type dict"):
-        hs.card([code.header])
-    with pytest.raises(ValueError, match="no evaluation"):
-        hs.card([])
     lines = (results / "code.jsonl").read_text().splitlines()
     other = json.loads(lines[0])
     other["header"]["target"] = "org/other"
     (results / "unmeasured.jsonl").write_text(lines[0] + "\n")
     (results / "other.jsonl").write_text("\n".join([json.dumps(other), *lines[1:]]) + "\n")
-    with pytest.raises(ValueError, match="nothing was measured"):
-        hs.card(results / "unmeasured.jsonl")
-    with pytest.raises(ValueError, match="which mark what this writes"):
-        hs.card({"<!-- hf_speculative card: end -->": code}, target_name="<!-- hf_speculative card: end -->")
-    with pytest.raises(ValueError, match="several targets"):
-        hs.card({"a": code, "b": results / "other.jsonl"})
+    end = "<!-- hf_speculative card: end -->"
+    for evaluations, options, message in (
+        ([code, chat], {}, "of one name"),
+        (code, {"draft_model": "other"}, "none of the drafts evaluated, draft"),
+        (code, {"path": "README.md", "push_to_hub": "org/name"}, "two cards"),
+        ([code.header], {}, "of type dict"),
+        ([], {}, "no evaluation"),
+        (results / "unmeasured.jsonl", {}, "nothing was measured"),
+        ({end: code}, {"target_name": end}, "which mark what this writes"),
+        ({"a": code, "b": results / "other.jsonl"}, {}, "several targets"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            hs.card(evaluations, **options)
+    both = [hs.Setting(draft_model=name, num_draft_tokens=2) for name in "ab"]
+    with pytest.raises(ValueError, match="several drafts were evaluated, a, b: choose one"):
+        choose_draft({"code": SimpleNamespace(settings=both)}, None)
 
 
 def test_pushed_at_the_commit_that_was_read(code, tmp_path, monkeypatch):

@@ -21,6 +21,8 @@ def test_what_cannot_be_exported(tmp_path):
     head = heads.eagle3(tiny.llama(), norm_before_residual=True)
     with pytest.raises(ValueError, match="the layout 'eagle' has no place for this head"):
         export_head(head, tmp_path / "out", "eagle")
+    with pytest.raises(ValueError, match="the layout 'eagle' has no field for it"):
+        export_head(heads.FIXTURES / "eagle3_safeailab", tmp_path / "out", "eagle", target_name="org/target")
     assert not (tmp_path / "out").exists()
     export_head(head, tmp_path / "out")
     assert load_head(tmp_path / "out").config.norm_before_residual
@@ -41,9 +43,3 @@ def test_the_targets_name(name, tmp_path):
     assert all(made_for(load_head(path)) == "org/target" for path in (folder, again))
     config = json.loads((again / "config.json").read_text())["speculators_config"]
     assert config["verifier"]["name_or_path"] == "org/target" and config["proposal_methods"]
-
-
-def test_a_name_without_a_field(tmp_path):
-    with pytest.raises(ValueError, match="the layout 'eagle' has no field for it"):
-        export_head(heads.FIXTURES / "eagle3_safeailab", tmp_path / "out", "eagle", target_name="org/target")
-    assert not (tmp_path / "out").exists()

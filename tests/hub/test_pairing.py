@@ -14,6 +14,7 @@ import hf_speculative as hs
 from hf_speculative.hub import pairing as pairing_module
 from hf_speculative.hub.export import export_generate
 from hf_speculative.hub.pairing_file import FILE_NAME, Pairing
+from hf_speculative.verification import TokenVerification
 from tests.support import tiny, tongues
 from tests.support.plain import Collect
 
@@ -45,9 +46,6 @@ def own_module_cache(tmp_path_factory):
 
 def write(folder, **values):
     (folder / FILE_NAME).write_text(json.dumps(values))
-
-
-# --- save and load
 
 
 def test_the_pair_comes_back_attached(folder, target, inputs):
@@ -125,7 +123,6 @@ def test_a_file_names_its_own_folder_or_the_hub(tmp_path, monkeypatch, source, k
 
 
 def test_nothing_else_of_this_machine_is_loaded_in_its_place(target, draft, tmp_path, monkeypatch):
-    """By a link, or by a name of the Hub that is also a folder's in the working directory."""
     hs.save_pretrained(target, tmp_path / "repo", draft_model=draft)
     draft.save_pretrained(tmp_path / "org" / "evil")
     monkeypatch.chdir(tmp_path)
@@ -156,14 +153,9 @@ def test_encoder_and_decoder(tmp_path):
 def test_tokenizers_where_vocabularies_differ(tmp_path):
     target, draft, tokenizer = tongues.pair()
     other = tongues.renumbered(tokenizer)
-    hs.save_pretrained(
-        target,
-        tmp_path,
-        draft_model=tongues.moved(draft, tokenizer, other),
-        tokenizer=tokenizer,
-        draft_tokenizer=other,
-        config=hs.SpeculativeConfig(vocabulary_mapping="intersection", num_draft_tokens=3),
-    )
+    options = {"draft_model": tongues.moved(draft, tokenizer, other), "tokenizer": tokenizer, "draft_tokenizer": other}
+    config = hs.SpeculativeConfig(vocabulary_mapping="intersection", num_draft_tokens=3)
+    hs.save_pretrained(target, tmp_path, **options, config=config)
     model = hs.from_pretrained(tmp_path)
     inputs = tokenizer("import os\n", return_tensors="pt") | {"max_new_tokens": 24, "do_sample": False}
     with hs.record() as stats:
@@ -218,20 +210,17 @@ def test_no_pairing_and_broken_json(target, tmp_path):
 
 
 def test_what_cannot_be_saved(target, draft, tmp_path):
-    from hf_speculative.verification import TokenVerification
-
-    with pytest.raises(ValueError, match="`rule`"):
-        hs.save_pretrained(target, tmp_path, draft_model=draft, config=hs.SpeculativeConfig(rule=TokenVerification()))
-    with pytest.raises(ValueError, match="nothing to name"):
-        hs.save_pretrained(target, tmp_path)
-    with pytest.raises(ValueError, match="`draft_tokenizer`"):
-        hs.save_pretrained(target, tmp_path, draft_model=draft, draft_tokenizer=tongues.characters("ab"))
+    for error, options, message in (
+        (ValueError, {"config": hs.SpeculativeConfig(rule=TokenVerification())}, "`rule`"),
+        (ValueError, {"draft_model": None}, "nothing to name"),
+        (ValueError, {"draft_tokenizer": tongues.characters("ab")}, "`draft_tokenizer`"),
+        (TypeError, {"num_draft_tokens": 3}, r"`num_draft_tokens=3` is a setting: give `config=.*SpeculativeConfig"),
+        (TypeError, {"max_shard_sise": "1GB"}, "`max_shard_sise='1GB'` has no effect"),
+    ):
+        with pytest.raises(error, match=message):
+            hs.save_pretrained(target, tmp_path, **{"draft_model": draft} | options)
     with pytest.raises(TypeError, match="Linear"):
         hs.save_pretrained(torch.nn.Linear(1, 1), tmp_path, draft_model=draft)
-    with pytest.raises(TypeError, match=r"`num_draft_tokens=3` is a setting: give `config=.*SpeculativeConfig"):
-        hs.save_pretrained(target, tmp_path, draft_model=draft, num_draft_tokens=3)
-    with pytest.raises(TypeError, match="`max_shard_sise='1GB'` has no effect"):
-        hs.save_pretrained(target, tmp_path, draft_model=draft, max_shard_sise="1GB")
     assert not any(tmp_path.iterdir()), "nothing is written before all is known to be right"
 
 
@@ -256,9 +245,6 @@ def test_push(target, draft, tmp_path, monkeypatch):
     assert {"config.json", "draft", "model.safetensors", FILE_NAME} <= {path.name for path in tmp_path.iterdir()}
 
 
-# --- custom_generate/
-
-
 def test_what_a_call_leaves_out_switches_nothing_off(target, draft, tmp_path, inputs):
     """transformers fills in `assistant_model=None`, which in a call of ours means plain decoding."""
     export_generate(tmp_path / "code")
@@ -274,17 +260,9 @@ def test_streamer_tokenizer_and_stop_strings_arrive(tmp_path):
     inputs = tokenizer("def main():\n", return_tensors="pt") | {"max_new_tokens": 24, "do_sample": False}
     stop = {"stop_strings": ["Python impl"], "tokenizer": tokenizer}
     streamer = Collect()
+    code = {"custom_generate": str(tmp_path / "code"), "trust_remote_code": True, "local_files_only": True}
     with hs.record() as stats:
-        output = target.generate(
-            **inputs,
-            **stop,
-            streamer=streamer,
-            custom_generate=str(tmp_path / "code"),
-            trust_remote_code=True,
-            draft_model=draft,
-            num_draft_tokens=4,
-            local_files_only=True,
-        )
+        output = target.generate(**inputs, **stop, **code, streamer=streamer, draft_model=draft, num_draft_tokens=4)
     expected = target.generate(**inputs, **stop)
     assert stats.num_accepted_draft_tokens > 0 and expected.shape[1] < inputs["input_ids"].shape[1] + 24
     assert torch.equal(output, expected)

@@ -26,8 +26,6 @@ def run(*arguments):
 
 @pytest.fixture
 def measured(pair):
-    """Built-in text as a suite, at each batch size and temperature."""
-
     def call(batch_sizes, temperatures, methods=bench.DEFAULT_METHODS):
         suites = bench.code(pair.tokenizer, ["code/16"], max(batch_sizes))
         places = bench.places_of(suites, batch_sizes, temperatures)

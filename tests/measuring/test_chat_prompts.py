@@ -22,7 +22,6 @@ MESSAGES = [{"role": "user", "content": "area of a square"}]
 
 @pytest.fixture(scope="module")
 def chatty(tmp_path_factory):
-    """The embedded target with a chat template."""
     folder = tmp_path_factory.mktemp("chatty") / "model"
     shutil.copytree(FOLDER / "target", folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)

@@ -24,8 +24,7 @@ def test_where_and_how_closely_texts_differ(model, tokenizer):
         best, second = model(torch.tensor([prompt + ids[:4]])).logits[0, -1].topk(2).values.tolist()
     assert (found.index, found.position, found.setting) == (3, 4, "draft, 2 tokens, greedy")
     assert found.logit_gap == pytest.approx(best - second, abs=1e-4)
-    shorter = one.difference(setting, prompt, Row(3, ids, ""), Row(3, ids[:2], ""))
-    assert shorter.position == 2
+    assert one.difference(setting, prompt, Row(3, ids, ""), Row(3, ids[:2], "")).position == 2
 
 
 def test_differences_are_noted_once_a_text(evaluate, monkeypatch, tmp_path):
@@ -53,8 +52,7 @@ def test_encoder_decoder_models(tokenizer):
     sizes = {"vocab_size": len(tokenizer), "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
     config = T5Config(**sizes, decoder_start_token_id=1, pad_token_id=1)
     target = tiny._spread(T5ForConditionalGeneration(config).eval())
-    draft = tiny.noisy_copy(target)
-    evaluation = hs.evaluate(target, draft, TEXTS, tokenizer=tokenizer, batch_size=2, **OPTIONS)
+    evaluation = hs.evaluate(target, tiny.noisy_copy(target), TEXTS, tokenizer=tokenizer, batch_size=2, **OPTIONS)
     plain, setting = evaluation.settings
     totals = evaluation.totals(setting)
     assert totals.num_identical == 5 and totals.statistics.num_accepted_draft_tokens
@@ -72,8 +70,6 @@ def test_encoder_decoder_models(tokenizer):
 
 
 class Counts(LogitsProcessor):
-    """Remembers how often it was called."""
-
     num_calls = 0
 
     def __call__(self, input_ids, scores):

@@ -15,7 +15,6 @@ class Holds(LogitsProcessor):
 
 
 def test_objects_count_by_what_they_hold():
-    """As `datasets` tells them apart; what cannot be pickled is its type."""
     assert fingerprint(Holds({"a": torch.tensor([1.0])})) != fingerprint(Holds({"a": torch.tensor([2.0])}))
     assert fingerprint(Holds(n for n in "a")) == fingerprint(Holds(n for n in "b")) != fingerprint(n for n in "a")
 

@@ -174,11 +174,9 @@ def test_a_prompt_that_fails_is_reported_and_skipped(run, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("x", "--dtype", "int4"), "`--dtype int4`: choose one of"),
         (("x", "--top-k", 5), "give a --temperature above 0"),
         (("x", "--rule", "blok"), "`--rule blok` is not one of token, block, sampled: did you mean 'block'"),
         (("x", "--demo", "--temperature", 1), "--temperature, --prompt beside --demo"),
-        (("x", "--draft-model", "some/model"), "--model and --draft-model go together"),
     ],
 )
 def test_errors_are_messages(run, args, message):

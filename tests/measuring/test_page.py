@@ -215,8 +215,7 @@ def test_nothing_is_hidden_or_turned_around(tmp_path):
 
 
 def test_markdown_has_the_same_tables(tmp_path):
-    evaluation = plenty()
-    page.write_report(evaluation, tmp_path / "report.md")
+    page.write_report(plenty(), tmp_path / "report.md")
     assert_as_stored("evaluation.md", (tmp_path / "report.md").read_text(encoding="utf-8"))
     page.write_report(hostile(), tmp_path / "hostile.md")
     assert "\x1b" not in (tmp_path / "hostile.md").read_text(encoding="utf-8")

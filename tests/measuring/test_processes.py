@@ -28,14 +28,9 @@ def test_two_processes_give_the_totals_of_one(model, small, tokenizer, evaluate,
         *("-m", "hf_speculative", "eval", "--dataset", "data.jsonl", "--model", "target", "--draft-model", "small"),
         *("--num-draft-tokens", "3", "--temperature", "0,1", "--max-new-tokens", "12", "--report", "out.html"),
     ]
-    done = subprocess.run(
-        [sys.executable, *launch, "--mixed_precision=no", "--dynamo_backend=no", *command],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(hs.__file__).parent.parent), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    command = [sys.executable, *launch, "--mixed_precision=no", "--dynamo_backend=no", *command]
+    env = os.environ | {"PYTHONPATH": str(Path(hs.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"a\s+figure\s+needs", done.stdout)) == 2, "one report of two temperatures, not two"
     found = hs.Evaluation.load(tmp_path / "eval.jsonl")

@@ -17,8 +17,7 @@ def copying(model, num_wrong=0):
 
     def decode(call):
         inputs = {name: call[name] for name in ("input_ids", "attention_mask", "max_new_tokens", "pad_token_id")}
-        ids = model.generate(**inputs, do_sample=False)
-        new = ids[:, call["input_ids"].shape[1] :].tolist()
+        new = model.generate(**inputs, do_sample=False)[:, call["input_ids"].shape[1] :].tolist()
         for row in new[:num_wrong]:
             row[-1] += 1
         return Decoded(new, 1e-6)
@@ -29,8 +28,7 @@ def copying(model, num_wrong=0):
 def test_assisted_generation_is_exact_and_its_passes_are_counted(evaluate, model, small):
     before = small.generation_config.to_dict()
     rival = Setting(rival="assisted", num_draft_tokens=3)
-    rivals = [assisted(model, NamedDraft(small))]
-    evaluation = evaluate(num_draft_tokens=(4,), settings=[OURS, rival], rivals=rivals)
+    evaluation = evaluate(num_draft_tokens=(4,), settings=[OURS, rival], rivals=[assisted(model, NamedDraft(small))])
     ours, theirs = evaluation.totals(OURS), evaluation.totals(rival)
     assert theirs.num_identical == ours.num_identical == 5 and not evaluation.differences
     calls = evaluation.calls[rival.name].values()

@@ -14,14 +14,7 @@ from tests.support.evaluations import OPTIONS, TEXTS
 
 
 def test_bad_rows_are_recorded_and_skipped(evaluate, tmp_path):
-    lines = [
-        '{"prompt": "def f():\\n"}',
-        "{broken",
-        '{"text": "x"}',
-        '{"prompt": ""}',
-        '{"prompt": 7}',
-        '{"prompt": "x = 1"}',
-    ]
+    lines = ['{"prompt": "f():\\n"}', "{broken", '{"text": "x"}', '{"prompt": ""}', '{"prompt": 7}', '{"prompt": "x"}']
     long = json.dumps({"prompt": "x " * 60})
     path = tmp_path / "data.jsonl.gz"
     with gzip.open(path, "wt") as file:
@@ -47,15 +40,12 @@ ROWS = [{"q": "a = 1", "turns": [{"role": "user", "content": "hello"}]}, {"q": "
 def test_files(tmp_path, ending, monkeypatch):
     path = tmp_path / f"data.{ending}"
     data = Dataset.from_list([{"prompt": row["q"]} for row in ROWS])
-    match ending:
-        case "txt":
-            path.write_text("a = 1\n\nb = 2\n")
-        case "csv":
-            data.to_csv(path)
-        case "parquet":
-            data.to_parquet(path)
-        case _:
-            data.to_json(path, lines=ending == "jsonl")
+    if ending == "txt":
+        path.write_text("a = 1\n\nb = 2\n")
+    elif ending.startswith("json"):
+        data.to_json(path, lines=ending == "jsonl")
+    else:
+        getattr(data, f"to_{ending}")(path)
     assert [dict(row) for row in read_rows(path)] == [{"prompt": "a = 1"}, {"prompt": "b = 2"}]
     assert len(read_rows(str(path), limit=1)) == 1
     for option in ("split", "config"):
@@ -106,7 +96,6 @@ def test_ways_to_a_prompt(evaluate, tokenizer, monkeypatch):
 
 
 def test_ids_that_the_model_lacks_are_one_bad_row(evaluate):
-    """And not the end of the rows that they would be decoded with."""
     rows = [{"prompt": ids} for ids in ([5, 6, 7], [8, 9], [10**7], [11, 12], [-1, 3], [3, 5])]
     evaluation = evaluate(rows, batch_size=4)
     assert [row.index for row in evaluation.bad_rows] == [2, 4] and evaluation.is_complete
@@ -121,14 +110,11 @@ def test_a_row_that_the_users_function_fails_on_is_one_bad_row(evaluate):
 
 def test_messages_that_the_chat_template_refuses_are_one_bad_row(model, small, tokenizer):
     tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('users only') }}{% endif %}{{ m.content }}"
-        "{% endfor %}"
-    )
+    tokenizer.chat_template = "{% set m = messages[0] %}{{ m.content if m.role == 'user' else raise_exception('no') }}"
     rows = [{"prompt": [{"role": role, "content": "x = 1"}]} for role in ("user", "system")]
     found = hs.evaluate(model, small, rows, tokenizer=tokenizer, **OPTIONS)
     ((index, message),) = [(row.index, row.message) for row in found.bad_rows]
-    assert index == 1 and "chat template: users only" in message
+    assert index == 1 and "chat template: no" in message
 
 
 def test_a_data_frame_is_not_taken_for_its_columns():

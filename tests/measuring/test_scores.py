@@ -26,8 +26,7 @@ def test_task_scores(evaluate, tmp_path):
     assert hs.Evaluation.load(tmp_path / "out.jsonl").totals(plain).scores == {"words": expected}
     texts = [row.text for row in evaluation.rows(plain).values()]
     rows = [{"prompt": row["prompt"], "answer": text} for row, text in zip(rows, texts, strict=False)]
-    again = evaluate(rows, score="exact_match", references="{{ answer }}")
-    assert again.totals(plain).scores == {"exact_match": 1.0}
+    assert evaluate(rows, score="exact_match", references="{{ answer }}").totals(plain).scores == {"exact_match": 1.0}
 
 
 def test_a_score_that_is_no_number(evaluate, tmp_path):

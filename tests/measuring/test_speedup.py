@@ -9,7 +9,6 @@ from hf_speculative.measuring.speedup import FEWEST, Speedup, Work, interval, qu
 
 
 def pairs(plain_seconds, seconds, num_tokens=48):
-    """The same 48 tokens of one row both ways."""
     return [(Work(num_tokens, own), Work(num_tokens, plain)) for own, plain in zip(seconds, plain_seconds, strict=True)]
 
 

@@ -21,21 +21,12 @@ from tests.support.evaluations import TEMPLATE, counts, kill_after
 
 #: a row of each suite as its file has it, and what the user says
 ROWS = {
-    "speed-bench/throughput_1k": (
-        {"question_id": "a", "category": "coding", "sub_category": "b", "turns": ["One", "Two"], "difficulty": "easy"},
-        ["One", "Two"],
-    ),
+    "speed-bench/throughput_1k": ({"category": "a", "sub_category": "b", "turns": ["One", "Two"]}, ["One", "Two"]),
     "spec-bench": ({"question_id": 81, "category": "qa", "turns": ["Who?"]}, ["Who?"]),
-    "mt-bench": (
-        {"prompt": ["Write.", "Again."], "prompt_id": 1, "category": "writing", "reference": []},
-        ["Write.", "Again."],
-    ),
+    "mt-bench": ({"prompt": ["Write.", "Again."], "prompt_id": 1, "category": "writing"}, ["Write.", "Again."]),
     "humaneval": ({"task_id": "HumanEval/0", "prompt": "def f():\n", "entry_point": "f", "test": "x"}, ["def f():\n"]),
     "gsm8k": ({"question": "How many?", "answer": "1 #### 1"}, ["How many?"]),
-    "math-500": (
-        {"problem": "$1 + 1$?", "solution": "2", "answer": "2", "subject": "Algebra", "level": 1},
-        ["$1 + 1$?"],
-    ),
+    "math-500": ({"problem": "$1 + 1$?", "solution": "2", "answer": "2", "subject": "Algebra"}, ["$1 + 1$?"]),
     "mbpp": (
         {"task_id": 11, "text": "Add numbers.", "code": "x", "test_list": ["assert a", "assert b"]},
         [
@@ -46,13 +37,7 @@ ROWS = {
     "alpaca": ({"instruction": "Sort.", "input": "3, 1", "output": "1, 3", "text": "-"}, ["Sort.\n\n3, 1"]),
     "cnn-dm": ({"article": "News.", "highlights": "-", "id": "0"}, ["Summarize:\n\nNews."]),
 }
-CHATS = [
-    ["def main():\n", "x = 1\n"],
-    ["import os\n"],
-    ["class A:\n", "pass\n", "y\n"],
-    ["return x"],
-    ["for a in b:\n", "c\n"],
-]
+CHATS = [["def f():\n", "x = 1\n"], ["import os\n"], ["class A:\n", "pass\n", "y\n"], ["return x"], ["for a\n", "c\n"]]
 
 
 def write(path, rows):
@@ -188,14 +173,12 @@ def test_scores_and_training_take_no_conversations(evaluate, model, tokenizer):
 
 def test_minutes_make_a_sample_that_goes_on(evaluate, tmp_path):
     options = {"results": tmp_path / "a.jsonl", "minutes": 1e-9}
-    assert not evaluate(**options).is_complete
-    assert evaluate(results=tmp_path / "a.jsonl").is_complete
+    assert not evaluate(**options).is_complete and evaluate(results=tmp_path / "a.jsonl").is_complete
     with pytest.raises(ValueError, match="`minutes=0` measures nothing"):
         evaluate(minutes=0)
 
 
 def test_seconds_of_rows_are_until_their_own_end(evaluate, monkeypatch):
-    """Rows that end early have waited less: both ways."""
     found = evaluate(["def main():\n", "import os\n"], batch_size=2, max_new_tokens=40)
     ids = found.rows(found.settings[0])[0].new_ids
     end = next(token for token in ids[5:] if ids.index(token) >= 5)

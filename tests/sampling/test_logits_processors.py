@@ -58,16 +58,13 @@ def test_a_processor_with_a_memory(target, draft, period, source, kind):
     inputs = tiny.prompts(1)
     expected = plain(target, inputs, logits_processor=[Alternate(period)])
     processor = kind(period)
-    found = ours(target, inputs, logits_processor=[processor], **drafts)
-    assert found.tolist() == expected.tolist()
+    assert ours(target, inputs, logits_processor=[processor], **drafts).tolist() == expected.tolist()
     assert processor.step == NEW  # it moved on once per emitted token
     if kind is not AlternateWithRollback:
         assert processor.widths == list(range(7, 7 + NEW))  # and saw its prefixes in order
 
 
 class RowBias(LogitsProcessor):
-    """Different rows of the call are treated differently."""
-
     def __call__(self, input_ids, scores):
         for row in range(scores.shape[0]):
             scores[row, 10 + row] += 50.0 if input_ids.shape[1] % 3 == 0 else 0.0
@@ -75,8 +72,6 @@ class RowBias(LogitsProcessor):
 
 
 class Shared:
-    """State that two processors share."""
-
     def __init__(self):
         self.calls = 0
 
@@ -144,9 +139,7 @@ MEMORYLESS = {
     "bad_words": lambda: hf.NoBadWordsLogitsProcessor([[2], [3], [1, 2], [1, 2, 1, 3]], eos_token_id=2),
     "no_bad_words": lambda: hf.NoBadWordsLogitsProcessor([[2]], eos_token_id=2),
     "watermark": lambda: hf.WatermarkLogitsProcessor(VOCAB, "cpu", context_width=2),
-    "watermark_by_itself": lambda: hf.WatermarkLogitsProcessor(
-        VOCAB, "cpu", seeding_scheme="selfhash", context_width=3
-    ),
+    "selfhash": lambda: hf.WatermarkLogitsProcessor(VOCAB, "cpu", seeding_scheme="selfhash", context_width=3),
     "penalty": lambda: hf.RepetitionPenaltyLogitsProcessor(1.3),
     "penalty_from_a_column": lambda: hf.RepetitionPenaltyLogitsProcessor(0.7, prompt_ignore_length=6),
     "penalty_after_padding": lambda: after_padding(hf.RepetitionPenaltyLogitsProcessor(1.3)),
@@ -170,7 +163,6 @@ def of_row(processor, row):
 
 
 def some_batch(generator, shortest):
-    """Some of the rows of a call, of different lengths or of one."""
     batch = Batch(torch.zeros(5, 0, dtype=torch.long), [0] * 5, max_length=40)
     batch.select(generator.sample(range(5), generator.randint(1, 5)))
     longest = shortest + generator.choice([0, 8])
@@ -207,9 +199,8 @@ def test_all_positions_at_once_are_as_one_by_one(name, pass_over):
                     expected[lane, i, ::7] = -torch.inf
                 if others and i:  # what comes after a forbidden token is not shown to who remembers
                     before = parents[lane][i - 1] + 1
-                    is_shown[lane, i] = is_shown[lane, before] & (
-                        expected[lane, before, tokens[lane, i - 1]] > -torch.inf
-                    )
+                    is_allowed = expected[lane, before, tokens[lane, i - 1]] > -torch.inf
+                    is_shown[lane, i] = is_shown[lane, before] & is_allowed
         found = processors(batch, scores.clone(), ahead, is_draft)
         torch.testing.assert_close(found[is_shown], expected[is_shown], rtol=0, atol=0, equal_nan=True)
 
@@ -221,15 +212,13 @@ def test_a_prompt_may_hold_what_cannot_be_generated(name):
     scores = torch.randn(len(batch.rows), 1, USED)
     expected = Processors([MEMORYLESS[name]()], batch_size=5)(batch, scores.clone(), ahead=0, is_draft=False)
     found = Processors([MEMORYLESS[name]()], batch_size=5)(batch, scores[..., :3].clone(), ahead=0, is_draft=False)
-    assert torch.equal(found, expected[..., :3])
-    assert not torch.equal(found, scores[..., :3])
+    assert torch.equal(found, expected[..., :3]) and not torch.equal(found, scores[..., :3])
 
 
 @pytest.mark.parametrize(
     "name", ["penalty", "ngram_2", "bias", "min_new_tokens", "forced_eos", "begin_suppress", "decay"]
 )
 def test_rows_of_different_lengths_are_one_call(name, monkeypatch):
-    """And nothing is read from the device."""
     calls, processor = [], MEMORYLESS[name]()
     own = type(processor).__call__
     batch = Batch(torch.ones(4, 6, dtype=torch.long), [0] * 4, max_length=40)

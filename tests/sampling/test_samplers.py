@@ -14,8 +14,7 @@ def test_a_draft_left_with_nothing_to_say_never_emits_what_is_forbidden():
     """Every allowed token is past the draft's vocabulary: its distribution was NaN, and token 0 came out."""
     target, narrow = tiny.llama(vocab_size=64), tiny.llama(vocab_size=61)
     settings = {"do_sample": True, "suppress_tokens": list(range(61)), "max_new_tokens": 40, "pad_token_id": 0}
-    out = hs.generate(target, **tiny.prompts(4), **settings, draft_model=narrow)
-    assert out[:, 7:].min() >= 61
+    assert hs.generate(target, **tiny.prompts(4), **settings, draft_model=narrow)[:, 7:].min() >= 61
 
 
 def nothing_after(token):
@@ -29,7 +28,6 @@ def nothing_after(token):
 
 @torch.no_grad()
 def broken(model):
-    """A model whose logits are NaN."""
     model = tiny.noisy_copy(model, noise=0)
     model.model.norm.weight[0] = torch.nan
     return model
@@ -82,7 +80,6 @@ def test_no_distribution_later_on(target, twin):
 
 
 def test_argmax_of_nothing(target, draft):
-    """Greedy decoding takes the argmax of NaN, too."""
     inputs = tiny.prompts(2)
     for model, settings in ((broken(target), {}), (target, {"suppress_tokens": list(range(tiny.VOCAB))})):
         assert ours(model, inputs, draft_model=draft, **settings).tolist() == plain(model, inputs, **settings).tolist()
@@ -101,7 +98,6 @@ def test_no_distribution_in_a_batch_keeps_what_is_done(target, draft):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_broken_draft_breaks_nothing(target, source):
-    """A draft whose logits are NaN guesses at random."""
     draft, settings = broken(target), SOURCES[source]
     inputs = tiny.prompts(3)
     assert ours(target, inputs, **settings(draft)).tolist() == plain(target, inputs).tolist()

@@ -84,8 +84,6 @@ def test_a_stop_button(target, draft, kind, batch_size):
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_what_the_users_objects_saw(target, draft, batch_size):
-    """Lists that the user holds are filled, with what the first row saw."""
-
     seen, asked = [], []
 
     class Notes(LogitsProcessor):
@@ -193,8 +191,7 @@ def test_a_processor_that_is_changed_from_outside(target, draft, batch_size, mon
     inputs = tiny.prompts(batch_size)
     processor = Banned(target)
     processor.token = plain(target, inputs)[0, 7:].mode().values.item()
-    streamer = Presses(processor, 3)
-    found = ours(target, inputs, draft_model=draft, logits_processor=[processor], streamer=streamer)
+    found = ours(target, inputs, draft_model=draft, logits_processor=[processor], streamer=Presses(processor, 3))
     assert processor.token not in found[:, 7 + 7 :] and processor.calls == NEW
     without = ours(target, inputs, draft_model=draft, logits_processor=[Banned(target)])
     assert without.tolist() == plain(target, inputs).tolist()
@@ -236,9 +233,8 @@ def test_what_the_user_holds_too_is_written_to(target, draft):
     tensor, array = torch.zeros(2), np.zeros(2)
     processor = Holds(tensor, array)
     inputs = tiny.prompts(1)
-    assert (
-        ours(target, inputs, draft_model=draft, logits_processor=[processor]).tolist() == plain(target, inputs).tolist()
-    )
+    found = ours(target, inputs, draft_model=draft, logits_processor=[processor])
+    assert found.tolist() == plain(target, inputs).tolist()
     assert processor.tensor is tensor and processor.array is array
     assert [tensor[0], array[0], processor.num_calls, processor.named.tensor[1]] == [NEW] * 4
     assert not hasattr(processor, "first") and processor.owner == [processor]

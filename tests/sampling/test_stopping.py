@@ -85,18 +85,13 @@ def test_rows_write_on_where_there_is_no_end_token(target, twin, lengths, path):
 
 
 def test_stop_strings_without_an_end_token():
-    """The same for them, with which plain `generate` does not fill up either."""
     target, draft, tokenizer = hs.embedded_pair()
-    inputs = dict(
-        tokenizer(["def add(a, b):\n", "import os, sys\n"], return_tensors="pt", padding=True, padding_side="left")
-    )
+    texts = ["def add(a, b):\n", "import os, sys\n"]
+    inputs = dict(tokenizer(texts, return_tensors="pt", padding=True, padding_side="left"))
     kwargs = {"stop_strings": ["self", "import"], "tokenizer": tokenizer, "max_new_tokens": 48, "do_sample": False}
     kwargs |= {"eos_token_id": None, "pad_token_id": None}
-    target.generation_config.eos_token_id, before = None, target.generation_config.eos_token_id
-    try:
-        agrees(target, inputs | kwargs, draft_model=draft)
-    finally:
-        target.generation_config.eos_token_id = before
+    target.generation_config.eos_token_id = None
+    agrees(target, inputs | kwargs, draft_model=draft)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])

@@ -10,32 +10,26 @@ from hf_speculative.sampling.top_p import top_p
 VOCAB = 17_000
 
 
-def scores(kind, num_rows=4):
-    found = torch.randn(num_rows, VOCAB, generator=torch.Generator().manual_seed(0))
-    return {
-        "flat": found,
-        "peaked": found * 6,
-        "ties": (found * 6).round(),
-        "allowed by a grammar": (found * 6).masked_fill(torch.arange(VOCAB) % 50 > 0, -torch.inf),
-        "one token": torch.full((num_rows, VOCAB), -torch.inf).index_fill(1, torch.tensor(5), 0.0),
-        "no distribution": (found * 6).index_fill(0, torch.tensor(3), torch.nan),
-        "nothing allowed": (found * 6).index_fill(0, torch.tensor([0, 2]), -torch.inf),
-    }[kind]
+FLAT = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(0))
+SCORES = {
+    "flat": FLAT,
+    "peaked": FLAT * 6,
+    "ties": (FLAT * 6).round(),
+    "allowed by a grammar": (FLAT * 6).masked_fill(torch.arange(VOCAB) % 50 > 0, -torch.inf),
+    "one token": torch.full((4, VOCAB), -torch.inf).index_fill(1, torch.tensor(5), 0.0),
+    "no distribution": (FLAT * 6).index_fill(0, torch.tensor(3), torch.nan),
+    "nothing allowed": (FLAT * 6).index_fill(0, torch.tensor([0, 2]), -torch.inf),
+}
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 0.9, 0.95, 0.999, 1.0])
-@pytest.mark.parametrize(
-    "kind", ["flat", "peaked", "ties", "allowed by a grammar", "one token", "no distribution", "nothing allowed"]
-)
+@pytest.mark.parametrize("kind", SCORES)
 def test_equals_transformers(kind, threshold):
     for options in ({}, {"min_tokens_to_keep": 7}, {"filter_value": -5.0}, {"min_tokens_to_keep": 300}):
         processor = TopPLogitsWarper(threshold, **options)
-        expected, before = processor(None, scores(kind)), scores(kind)
-        given = before.clone()
+        expected, given = processor(None, SCORES[kind].clone()), SCORES[kind].clone()
         assert torch.equal(top_p(processor, given).nan_to_num(9.0), expected.nan_to_num(9.0))
-        assert torch.equal(given.nan_to_num(), before.nan_to_num()), (
-            "as transformers, it does not write to what it is given"
-        )
+        assert torch.equal(given.nan_to_num(), SCORES[kind].nan_to_num()), "it does not write to what it is given"
 
 
 def test_where_adding_in_another_order_could_matter_transformers_decides(monkeypatch):

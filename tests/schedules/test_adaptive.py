@@ -26,34 +26,18 @@ pytestmark = pytest.mark.measures
 #: tokens of the prompt that the first draft of a call reads
 PROMPT = 30
 #: what rounds cost: little, more where a pass is wider than one column, or in proportion to the draft
-COSTS = {
-    "cheap": Costs(0.01, 0.02),
-    "even": Costs(0.08, 0.07),
-    "dear": Costs(0.2, 0.2),
-    "a jump": Costs(0.05, 0.06, 0.4),
-}
+COSTS = {"cheap": Costs(0.01, 0.02), "even": Costs(0.08, 0.07), "dear": Costs(0.2, 0.2), "jump": Costs(0.05, 0.06, 0.4)}
 
 
 def batch_at(lengths, max_length=10_000, rows=None, refills=False):
     rooms = [max(0, max_length - length - 1) for length in lengths]
-    is_unread = not any(lengths)
-    return SimpleNamespace(
-        rows=rows or list(range(len(lengths))),
-        host_lengths=lengths,
-        is_unread=is_unread,
-        rooms=rooms,
-        branches=False,
-        grows_levels=False,
-        max_length=max_length,
-        prompt_width=0,
-        refills=refills,
-    )
+    fixed = {"branches": False, "grows_levels": False, "prompt_width": 0}
+    of_rows = {"rows": rows or list(range(len(lengths))), "host_lengths": lengths, "rooms": rooms}
+    return SimpleNamespace(**fixed, **of_rows, is_unread=not any(lengths), max_length=max_length, refills=refills)
 
 
 def finished(rows, acceptance_prob):
-    return SimpleNamespace(
-        rows=rows, acceptance_prob=acceptance_prob, num_drafted=[len(row) for row in acceptance_prob]
-    )
+    return SimpleNamespace(rows=rows, acceptance_prob=acceptance_prob, num_drafted=[*map(len, acceptance_prob)])
 
 
 @pytest.fixture(autouse=True)
@@ -64,9 +48,7 @@ def clock(monkeypatch):
     return now
 
 
-def simulate(
-    schedule, true, accepts, num_tokens, seed, clock=None, costs=None, learned=None
-) -> tuple[float, list[int]]:
+def simulate(schedule, true, accepts, num_tokens, seed, clock=None, costs=None, learned=None):
     """Plain steps until all rows have `num_tokens`, and the longest draft of each round.
 
     Args:
@@ -81,8 +63,7 @@ def simulate(
     schedule.begin(first, costs or (lambda num_rows: true))
     schedule.learned = learned or schedule.learned
     while rows := [row for row, num in enumerate(done) if num < num_tokens]:
-        batch = batch_at([done[row] for row in rows], num_tokens, rows)
-        plan, acceptance_prob = schedule.plan(batch), []
+        plan, acceptance_prob = schedule.plan(batch_at([done[row] for row in rows], num_tokens, rows)), []
         for row, num in zip(rows, plan, strict=True):
             # As tokens of a sampled draft: kept for sure or by a coin, whose chance is known afterwards.
             chances, position = [], done[row]
@@ -111,9 +92,7 @@ def mean(values):
 def test_close_to_the_best_constant_length(name, num_tokens, num_rows, clock):
     """Over useless to nearly perfect drafts, of a pair whose costs are learned from its own calls."""
     true, regrets = COSTS[name], []
-    seeds = [
-        100 * pair + call for pair in range(max(1, 192 // num_tokens)) for call in range(14)
-    ]  # short calls vary more
+    seeds = [100 * pair + call for pair in range(max(1, 192 // num_tokens)) for call in range(14)]  # short calls vary
     for alpha in (0.01, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95):
         found = {}
         for seed in seeds:
@@ -134,7 +113,6 @@ def test_close_to_the_best_constant_length(name, num_tokens, num_rows, clock):
 @pytest.mark.parametrize("num_tokens", [48, 200])
 @pytest.mark.parametrize("name", COSTS)
 def test_a_useless_draft_costs_little(name, num_tokens):
-    """In the first call of a pair, and less in later ones."""
     assert mean(simulate(Adaptive(), COSTS[name], [0.01], num_tokens, seed)[0] for seed in range(9)) < 1.08 * num_tokens
     learned, later = None, []
     for seed in range(44):
@@ -151,12 +129,9 @@ def test_a_text_that_becomes_predictable_is_drafted_again(name):
         assert max(lengths[:130]) < 8 and min(lengths[-12:-3]) >= 2
 
 
-def test_the_length_grows_with_a_draft_that_is_always_right():
+def test_a_draft_that_is_always_right_gets_long_unless_it_can_never_pay():
     _, lengths = simulate(Adaptive(), COSTS["even"], [1.0], 400, seed=0)
     assert lengths[1] < 8 and max(lengths) == 16
-
-
-def test_a_draft_that_can_never_pay_is_not_even_tried():
     _, lengths = simulate(Adaptive(), Costs(0.6, 0.5), [1.0], 100, seed=0)
     assert set(lengths) == {0}
 
@@ -180,8 +155,7 @@ def test_one_length_for_all_rows_within_what_each_can_use():
     (one,) = schedule.plan(batch_at([5]))
     assert refilled[0] == refilled[1] and 1 <= refilled[0] < one == 8, "it shares the cost, not the gain"
     assert plan([5, 5], max_length=7, refills=True) == [1, 1]
-    assert plan([5, 6], max_length=7, refills=True) == [1, 0]
-    assert plan([6, 6], max_length=7) == [0, 0]
+    assert plan([5, 6], max_length=7, refills=True) == [1, 0] and plan([6, 6], max_length=7) == [0, 0]
 
 
 def test_chance_in_one_of_many_rows_does_not_end_the_drafts_of_all():
@@ -216,24 +190,12 @@ def timed_rounds(rounds, levels=0):
     return [(passes, nodes, levels) for _, passes, nodes, _, levels in seen]
 
 
-def test_what_reads_prompts_or_is_a_tree_without_nodes_is_not_timed(clock):
-    """The third of these is a plain round."""
-    rounds = [(0, [1.0]), (1, [1.0]), (1, []), (1, [1.0]), (2, [])]
-    assert timed_rounds(rounds) == [(0, 1, 0), (0, 0, 0), (1, 1, 0)]
-
-
-def test_guesses_in_place_of_a_tree_are_none_of_its_levels(clock):
-    """Where guesses promise more, what was planned as a tree takes no pass. The first round reads prompts."""
+def test_which_rounds_are_timed_and_as_what(clock):
+    """None that reads prompts or is a tree without nodes; the third of the first ones is a plain round."""
+    assert timed_rounds([(0, [1.0]), (1, [1.0]), (1, []), (1, [1.0]), (2, [])]) == [(0, 1, 0), (0, 0, 0), (1, 1, 0)]
+    # Where guesses promise more, what was planned as a tree takes no pass. The first round reads prompts.
     rounds = [(passes, [1.0]) for passes in (3, 3, 0, 3, 0)]
-    assert [(passes, levels) for passes, _, levels in timed_rounds(rounds, levels=3)] == [
-        (3, 3),
-        (0, 0),
-        (3, 3),
-        (0, 0),
-    ]
-
-
-# Exactness: every draft, every outcome of every decision, over several rounds, with the schedule's state in each branch
+    assert [(passes, levels) for passes, _, levels in timed_rounds(rounds, levels=3)] == [(3, 3), (0, 0)] * 2
 
 
 def distribution_of(rule, p, q, schedule, length, peek=None):
@@ -250,10 +212,7 @@ def distribution_of(rule, p, q, schedule, length, peek=None):
         lengths[num_rounds].add(n)
         drafts = list(itertools.product(range(vocab), repeat=n))
         probs = [[q(prefix + x[:i]) for i in range(n)] for x in drafts]
-        drawn = [
-            math.prod(q_row[i].item() for q_row, i in zip(row, x, strict=True))
-            for row, x in zip(probs, drafts, strict=True)
-        ]
+        drawn = [math.prod(q(prefix + x[:i])[token].item() for i, token in enumerate(x)) for x in drafts]
         sizes = [n if peek is None else peek(x) for x in drafts]
         q_probs = torch.stack([torch.stack(row) for row in probs]) if n else torch.empty(1, 0, vocab)
         p_probs = torch.stack([torch.stack([p(prefix + x[:i]) for i in range(n + 1)]) for x in drafts])
@@ -274,7 +233,6 @@ def distribution_of(rule, p, q, schedule, length, peek=None):
 
 
 def deciding():
-    """Sure to decide differently in different branches."""
     schedule = Adaptive(2, costs=Costs(0.26, 0.24, 0.1))
     schedule.begin(batch_at([0]), None)
     schedule.has_drafted, schedule.credit = True, -100.0
@@ -293,9 +251,7 @@ def test_the_output_has_exactly_the_targets_distribution(rule):
 @pytest.mark.parametrize("rule", [TokenVerification, BlockVerification])
 def test_control_a_schedule_that_peeks_is_caught(rule):
     p, q = Table(0, vocab=2), Table(50, vocab=2)
-    found, _ = distribution_of(
-        rule(), p, q, deciding(), length=4, peek=lambda x: next((i for i, t in enumerate(x) if t), len(x))
-    )
+    found, _ = distribution_of(rule(), p, q, deciding(), length=4, peek=lambda x: (*x, 1).index(1))
     assert distance(found, plain_sequences(p, 4)) > 1e-3
 
 
@@ -317,8 +273,7 @@ def test_control_a_schedule_that_peeks_is_caught(rule):
 def test_a_number_is_constant_and_no_number_is_adaptive(target, draft, settings, expected):
     options = read_options(target, {"draft_model": draft} | settings, None, SpeculativeConfig(), lambda draft, _: draft)
     schedule, (kind, length) = make_schedule(options), expected
-    assert type(schedule) is kind
-    assert length in vars(schedule).values()
+    assert type(schedule) is kind and length in vars(schedule).values()
 
 
 def test_trees_do_not_make_chains_look_dear():

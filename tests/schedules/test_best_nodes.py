@@ -2,7 +2,6 @@
 
 import torch
 
-import hf_speculative as hs
 from hf_speculative.schedules import BestNodes, Costs
 from hf_speculative.types import Batch, Round
 from tests.support import tiny
@@ -18,17 +17,11 @@ def test_a_plan_ends_where_a_row_does():
 
 def test_a_chain_of_a_draft_model_up_to_the_last_position():
     model = tiny.build("gpt2", n_positions=31)
-    schedule = BestNodes(16, Costs(0.0, 0.001))
-    same_as_plain(
-        model,
-        tiny.prompts(1),
-        draft_model=tiny.noisy_copy(model),
-        speculative_config=hs.SpeculativeConfig(schedule=schedule),
-    )
+    options = {"draft_model": tiny.noisy_copy(model), "schedule": BestNodes(16, Costs(0.0, 0.001))}
+    same_as_plain(model, tiny.prompts(1), **options)
 
 
 def test_promises_that_were_not_kept_count_less():
-    """And those that were, count again."""
     batch = Batch(torch.ones(1, 8, dtype=torch.long), [0], max_length=99)
     schedule = BestNodes(4, Costs(0.0, 0.2))
     schedule.begin(batch, None)
@@ -39,7 +32,6 @@ def test_promises_that_were_not_kept_count_less():
             schedule.update(Round([0], [[1] * (num_kept + 1)], [num], [num_kept], [False], None, None))
         return num
 
-    assert proposed(1) == 1
-    assert [proposed(0) for _ in range(40)][-1] == 0
+    assert proposed(1) == 1 and [proposed(0) for _ in range(40)][-1] == 0
     schedule.kept = schedule.promised
     assert [proposed(i % 2) for i in range(40)][-1] == 1

@@ -66,7 +66,6 @@ def openai(client):
 
 
 def ask(client, path, body, kind):
-    """An answer that has the form of OpenAI's."""
     response = client.post(f"/v1/{path}", json=body)
     assert response.status_code == 200, response.text
     return kind.model_validate(response.json(), strict=False)
@@ -85,8 +84,7 @@ def test_several_answers_are_those_of_their_seeds(client, target, tokenizer):
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     num_prompt = len(tokenizer("hello")["input_ids"]) + 1
     assert answer.usage.prompt_tokens == num_prompt and answer.usage.completion_tokens == 24
-    details = answer.usage.completion_tokens_details
-    assert details.accepted_prediction_tokens > 0
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens > 0
 
 
 def test_logprobs_are_the_models_own(client, target, tokenizer, ids):
@@ -139,9 +137,7 @@ def test_what_transformers_chat_sends(flags, client, target, tokenizer, ids):
     assert client.post("/load_model", json={"model": "tiny"}).text == 'data: {"status":"ready","cached":true}\n\n'
     config = GenerationConfig(max_new_tokens=6, **flags).to_json_string()
     body = {"model": "tiny", "messages": HELLO, "seed": 1, "generation_config": config}
-    chunks = [
-        ChatCompletionStreamOutput.parse_obj_as_instance(one) for one in streamed(client, "chat/completions", body)
-    ]
+    chunks = [*map(ChatCompletionStreamOutput.parse_obj_as_instance, streamed(client, "chat/completions", body))]
     told = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert told == tokenizer.decode(alone(target, ids, 1, max_new_tokens=6, **flags), skip_special_tokens=True)
     assert chunks[-1].choices[0].finish_reason == "length"
@@ -238,7 +234,6 @@ DEFINED = {"$defs": {"a": {"enum": ["p"]}}}
     ids=str,
 )
 def test_pointers_of_a_tools_parameters(parameters, good, bad, accepts):
-    """Two tools have definitions of one name."""
     other = {"type": "function", "function": {"name": "other", "parameters": {"$ref": "#/$defs/a", "$defs": {"a": {}}}}}
     tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
     for arguments in (good, bad):
@@ -312,8 +307,7 @@ def test_fields_of_vllm_that_say_where_an_answer_ends(name, client, target, toke
 
 
 def test_penalties_count_the_answer_alone(client, target, tokenizer, ids):
-    scores = Penalties(2, 0.5, 1.0)(torch.tensor([[1, 1, 2, 2, 3]]), torch.zeros(1, 5))
-    assert scores.tolist() == [[0, 0, -2, -1.5, 0]]
+    assert Penalties(2, 0.5, 1.0)(torch.tensor([[1, 1, 2, 2, 3]]), torch.zeros(1, 5)).tolist() == [[0, 0, -2, -1.5, 0]]
     body = {"prompt": "hello", "max_tokens": 20, "frequency_penalty": 2, "presence_penalty": 1}
     expected = alone(target, ids, max_new_tokens=20, logits_processor=[Penalties(len(ids), 2.0, 1.0)])
     assert ask(client, "completions", body, Completion).choices[0].text == tokenizer.decode(expected)
@@ -326,9 +320,8 @@ def test_tokenize(client, ids):
 
 
 def test_keys_origins_and_limits(target, tokenizer):
-    app = build_app(
-        target, tokenizer, "tiny", None, api_key="secret", allow_origins=["https://a.example"], max_tokens=5
-    )
+    origin = "https://a.example"
+    app = build_app(target, tokenizer, "tiny", None, api_key="secret", allow_origins=[origin], max_tokens=5)
     with TestClient(app) as client:
         body = {"prompt": "x", "max_tokens": 2}
         for headers in ({}, {"authorization": "Bearer wrong"}):
@@ -336,8 +329,8 @@ def test_keys_origins_and_limits(target, tokenizer):
             assert response.status_code == 401 and response.json()["error"]["type"] == "authentication_error"
         assert client.get("/v1/models").status_code == 401 and client.get("/health").status_code == 200
         client.headers["authorization"] = "Bearer secret"
-        response = client.post("/v1/completions", json=body, headers={"origin": "https://a.example"})
-        assert response.status_code == 200 and response.headers["access-control-allow-origin"] == "https://a.example"
+        response = client.post("/v1/completions", json=body, headers={"origin": origin})
+        assert response.status_code == 200 and response.headers["access-control-allow-origin"] == origin
         response = client.post("/v1/completions", json=body | {"max_tokens": 6})
         assert response.status_code == 400 and "at most 5" in response.text
         assert client.post("/v1/completions", json={"prompt": "x"}).json()["usage"]["completion_tokens"] <= 5

@@ -7,17 +7,10 @@ from hf_speculative.serving import tools
 
 def test_thoughts_and_calls_are_found_as_they_come():
     parser = tools.Parsed(tools.HERMES, "<|im_start|>assistant\n<think>\n", None)
-    pieces = [
-        "so ",
-        "hm</thi",
-        "nk>\n\nhello ",
-        "<tool_",
-        'call>\n{"name": "f", "argu',
-        'ments": {"x": 1}}\n</tool_call>',
-    ]
+    pieces = ["so ", "hm</thi", "nk>\n\nhi ", "<tool_", 'call>\n{"name": "f", "argu', 'ments": {"x": 1}}\n</tool_call>']
     parts = [part for piece in pieces for part in parser.feed(piece)] + parser.end()
     texts = {kind: "".join(v for k, v in parts if k == kind) for kind in ("content", "reasoning_content")}
-    assert texts["reasoning_content"].strip() == "so hm" and texts["content"].strip() == "hello"
+    assert texts["reasoning_content"].strip() == "so hm" and texts["content"].strip() == "hi"
     (call,) = [value for kind, value in parts if kind == "tool_calls"]
     assert call["function"] == {"name": "f", "arguments": '{"x": 1}'}
 
@@ -27,7 +20,6 @@ def test_thoughts_and_calls_are_found_as_they_come():
 )
 @pytest.mark.parametrize("cut", ["whole", "characters", "before", "within"])
 def test_a_call_that_cannot_be_read_is_text(cut, inside):
-    """All of it: nothing is lost, and nothing is told twice."""
     close = "" if inside.endswith("argu") else f"{tools.CLOSE} then > {tools.OPEN}[]{tools.CLOSE}."
     text = f"so \n{tools.OPEN}{inside}{close}"
     whole = {"whole": [text], "characters": list(text)}

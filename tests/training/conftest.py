@@ -6,7 +6,6 @@ from tests.support import tiny
 
 @pytest.fixture(scope="module")
 def deep():
-    """With layers enough for three states."""
     return tiny.llama(layers=6)
 
 

@@ -29,14 +29,12 @@ def test_answers_are_the_targets_own(target, tmp_path):
 def test_a_killed_run_goes_on_where_it_was(target, tmp_path, monkeypatch):
     path, asked = tmp_path / "answers.jsonl", []
     generate = answers.generate_batches
-    monkeypatch.setattr(
-        answers, "generate_batches", lambda model, prompts, **kwargs: generate(model, note(prompts), **kwargs)
-    )
 
-    def note(prompts):
+    def noted(model, prompts, **kwargs):
         asked.append(list(prompts))
-        return asked[-1]
+        return generate(model, asked[-1], **kwargs)
 
+    monkeypatch.setattr(answers, "generate_batches", noted)
     answer(target, {0: PROMPTS[0], 2: PROMPTS[2]}, SETTINGS, path, HEADER)
     with path.open("ab") as file:
         file.write(b'{"index": 3, "sample": 0, "new_i')  # the line that the kill cut off

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 from hf_speculative.cli import app
 from hf_speculative.embedded import FOLDER
 from hf_speculative.training import prompts
+from hf_speculative.training.trainer import DraftTrainer
 from tests.support.files import write_prompts
 
 LINES = ['{"prompt": "def %s(x):\\n"}' % name for name in ("add", "mul", "neg", "inv", "dot")]  # noqa: UP031
@@ -61,7 +62,6 @@ def test_what_cannot_work_is_said_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(prompts, "read_rows", lambda *args, **kwargs: 1 / 0)  # nothing is read before
     assert "cannot be split into 3 equal passes" in refused("--batch-size", 8, "--accumulate", 3)
     assert "the target has 12 layers" in refused("--head", "layers:12")
-    assert "`--learning-rate -1.0`: give more than 0" in refused("--learning-rate", -1)
     assert "--resume: there is no run in" in refused("--resume")
     assert f"{tmp_path}/nowhere" in refused("--head", f"draft:{tmp_path}/nowhere")
     assert "--device abacus" in refused("--device", "abacus")
@@ -69,13 +69,10 @@ def test_what_cannot_work_is_said_at_once(tmp_path, monkeypatch):
     assert result.exit_code == 2 and "--split is about --data: name a file" in result.stderr
     path = tmp_path / "file"
     path.write_text("")
-    assert f"there is no folder {path}" in refused("--output", path)
-    assert not out.exists()
+    assert f"there is no folder {path}" in refused("--output", path) and not out.exists()
 
 
 def test_stopping_tells_how_to_go_on(tmp_path, monkeypatch):
-    from hf_speculative.training.trainer import DraftTrainer
-
     def stopped(*args):
         raise KeyboardInterrupt
 

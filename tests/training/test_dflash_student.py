@@ -45,14 +45,11 @@ def new_student(target, kind="dflash", vocab_size=tiny.VOCAB, num_draft_tokens=3
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["dflash_zlab", "dflash_jetspec_causal"])
 def test_the_original_implementations_outputs(name):
-    """Both rounds of each fixture as two blocks of one text."""
     expected = load_file(FIXTURES / name / "expected.safetensors")
     embed = nn.Embedding.from_pretrained(expected["target_embed_tokens.weight"])
     ids = torch.cat([expected[f"round{i}_block_ids"] for i in range(2)], 1)
     anchors = torch.tensor([[6, 9]])
-    context = expected["context_hidden"]
-    blocks = BlocksAtAnchors(load_head(FIXTURES / name))
-    found = blocks(embed(ids), context, anchors, anchors)
+    found = BlocksAtAnchors(load_head(FIXTURES / name))(embed(ids), expected["context_hidden"], anchors, anchors)
     for i in range(2):
         torch.testing.assert_close(found["hidden"][:, i], expected[f"round{i}_hidden"][:, 1:], rtol=0, atol=1e-5)
 
@@ -99,8 +96,7 @@ def test_a_loss_over_all_anchors_by_hand(deep, tmp_path):
                 if given["weights"][row, block] and here < lesson.ids.shape[1] and lesson.counted[row, here]:
                     p, q = ((x / 0.7).log_softmax(-1) for x in (lesson.logits[row, here], logits[row, block, place]))
                     total += weights[place] / weights.sum() * (p.exp() * (p - q)).sum()
-    found = trainer.compute_loss(student.module, inputs)
-    torch.testing.assert_close(found, total / lesson.counted.sum())
+    torch.testing.assert_close(trainer.compute_loss(student.module, inputs), total / lesson.counted.sum())
 
 
 def test_fewer_anchors_weigh_more(deep):

@@ -32,12 +32,9 @@ def test_embeddings_are_the_weights_themselves(gemma, student, new):
     student.predictions(student.module(**inputs), lesson)
 
 
-def test_rotation_is_that_of_full_attention(gemma):
+def test_rotation_is_that_of_full_attention_over_whole_keys(gemma):
     rope = layer_fields(gemma, "head")["rope_parameters"]
     assert rope == gemma.config.rope_parameters["full_attention"] and "rope_theta" in rope
-
-
-def test_heads_rotate_whole_keys():
     partial = tiny.llama()
     partial.config.rope_parameters = dict(partial.config.rope_parameters) | {"partial_rotary_factor": 0.5}
     assert "partial_rotary_factor" not in layer_fields(partial, "head")["rope_parameters"]

@@ -52,7 +52,6 @@ def test_values_and_gradients_are_those_of_the_definition(name, use):
 
 @pytest.mark.parametrize("use", USES, ids=str)
 def test_the_targets_distributions_are_those_of_generate(use, target):
-    """Those that plain `generate` draws from, with the same settings."""
     ids = torch.randint(1, 61, (1, 6))
     asked = use.generate_kwargs | {"return_dict_in_generate": True, "output_scores": True}
     output = target.generate(ids, max_new_tokens=3, **asked)
@@ -63,9 +62,7 @@ def test_the_targets_distributions_are_those_of_generate(use, target):
     torch.testing.assert_close(found.exp(), expected.exp(), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("given", "told"), [({"temperature": -1}, "temperature=-1"), ({"top_k": -2}, "top_k"), ({"top_p": 0}, "top_p=0")]
-)
-def test_settings_without_a_distribution_are_refused(given, told):
-    with pytest.raises(ValueError, match=told):
-        SamplingParams(**given)
+@pytest.mark.parametrize(("name", "value"), [("temperature", -1), ("top_k", -2), ("top_p", 0)])
+def test_settings_without_a_distribution_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        SamplingParams(**{name: value})

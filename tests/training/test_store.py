@@ -13,7 +13,6 @@ from tests.support import lessons, tiny
 
 @pytest.mark.parametrize("kind", ["draft model", "eagle3", "dflash"])
 def test_the_loss_is_that_of_the_target_itself(deep, kind, tmp_path):
-    """And the target does not run."""
     student, data = lessons.new_student(kind, deep), lessons.of_many_lengths(deep)
     trainer = lessons.trainer(deep, None, tmp_path, data, student=student, use=SamplingParams(temperature=0.7))
     batch = Collator()(data[2:8])

@@ -14,7 +14,6 @@ from tests.support import lessons, tiny
 
 @pytest.fixture
 def unlike(target):
-    """A draft that agrees with `target` about little."""
     return tiny.noisy_copy(target, noise=0.8)
 
 

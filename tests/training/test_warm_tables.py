@@ -24,8 +24,7 @@ def taught(tokenizer):
 def test_successors_are_the_targets_likeliest(tokenizer):
     """Of two places of a token the sum of both counts, the likeliest first."""
     target = tiny.llama()
-    examples = [Example((5, 6), (7, 6, 9)), Example((6,), (8,))]
-    table = learn_tables(target, tokenizer, examples).successors
+    table = learn_tables(target, tokenizer, [Example((5, 6), (7, 6, 9)), Example((6,), (8,))]).successors
     expected = torch.zeros(tiny.VOCAB)
     for text, places in (([5, 6, 7, 6, 9], (1, 3)), ([6, 8], (0,))):
         probs = target(torch.tensor([text])).logits[0].float().softmax(-1)
@@ -45,8 +44,7 @@ def test_they_are_saved_and_taken_by_their_folder(taught, tmp_path):
     assert again.store.num_documents == tables.store.num_documents == 24
     calls = []
     for draft in ("auto", str(tmp_path)):
-        model = tiny.llama()
-        stats = same_as_plain(model, tiny.prompts(3, width=5, seed=0), draft_model=draft, num_draft_tokens=6)
+        stats = same_as_plain(tiny.llama(), tiny.prompts(3, width=5, seed=0), draft_model=draft, num_draft_tokens=6)
         calls.append(stats.num_target_forwards)
     assert calls[1] < calls[0], "what is known from the start saves passes"
 
