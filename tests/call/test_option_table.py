@@ -15,7 +15,6 @@ from hf_speculative.call.option_types import Drafts, Flag, Grammars, Instance, N
 from hf_speculative.call.options import read_options
 from hf_speculative.call.sources import SOURCES, asked_with
 from hf_speculative.schedules import SCHEDULE_NAMES
-from hf_speculative.tokenizers.vocabulary import MAPPINGS
 from hf_speculative.verification import RULES
 from tests.support import options_page, tiny
 
@@ -157,7 +156,7 @@ def test_numpys_values_become_pythons(target, draft):
 
 
 def test_the_table_names_what_there_is():
-    names = {"rule": RULES, "num_assistant_tokens_schedule": SCHEDULE_NAMES, "vocabulary_mapping": MAPPINGS}
+    names = {"rule": RULES, "num_assistant_tokens_schedule": SCHEDULE_NAMES}
     assert {name: set(ROWS[name].type.names) for name in names} == {name: set(known) for name, known in names.items()}
     assert {field.name for field in fields(SpeculativeConfig)} == {one.name for one in OPTIONS if CONFIG in one.places}
     assert set(ROWS["draft_model"].type.methods) == {kind.method for kind in SOURCES if "=" in kind.asked_by()}
