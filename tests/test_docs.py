@@ -45,9 +45,7 @@ QUICK = ("README.md", "quickstart.md", "no-draft-model.md", "trees.md")
 
 
 @pytest.mark.parametrize(
-    "page",
-    slow_but(CODE, *(page for page in CODE if page.name in QUICK)),
-    ids=lambda page: page.name,
+    "page", slow_but(CODE, *(page for page in CODE if page.name in QUICK)), ids=lambda page: page.name
 )
 def test_code_blocks_run(page, tmp_path):
     def run():
@@ -94,8 +92,7 @@ def visited() -> list[str]:
 
 def test_one_call_is_followed_as_it_goes():
     """The modules that the steps of docs/how-it-works.md name, in their order, up to the results."""
-    page = (ROOT / "docs" / "how-it-works.md").read_text()
-    steps = page.split("## One call")[1].split("**Results**")[0]
+    steps = (ROOT / "docs" / "how-it-works.md").read_text().split("## One call")[1].split("**Results**")[0]
     named = [path.replace("/", ".") for path in re.findall(r"`([\w/]+)\.py`", steps)]
     assert len(named) > 10 and named == [module for module in visited() if module in named]
 
@@ -118,9 +115,7 @@ QUICK_HERE = ("quickstart", "streaming", "custom_drafter", "with_pipeline", "com
 
 
 @pytest.mark.parametrize(
-    "path",
-    slow_but(RUN_HERE, *(path for path in RUN_HERE if path.stem in QUICK_HERE)),
-    ids=lambda path: path.name,
+    "path", slow_but(RUN_HERE, *(path for path in RUN_HERE if path.stem in QUICK_HERE)), ids=lambda path: path.name
 )
 def test_examples_run(path, tmp_path):
     arguments = [str(path), *ARGUMENTS.get(path.name, [])]
@@ -176,9 +171,7 @@ def forked(folder: Path, arguments: list[str], run) -> str:
 
     process = multiprocessing.get_context("fork").Process(target=child)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # from Python 3.12 on, about forking beside pytest's own threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, about pytest's own threads
         process.start()
     process.join(TIMEOUT)
     process.kill()
@@ -188,12 +181,7 @@ def forked(folder: Path, arguments: list[str], run) -> str:
 
 
 def run_python(arguments: list[str], folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:hf_speculative", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
+    command = [sys.executable, "-W", "error::DeprecationWarning:hf_speculative", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == 0, done.stderr
     return done.stdout

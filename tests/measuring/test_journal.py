@@ -140,9 +140,7 @@ def test_results_of_other_weights_or_processors_are_not_handed_out_as_new(model,
     again = hs.evaluate(model, small, TEXTS[:2], logits_processor=[Adds(7, 1.0)], **options)
     assert counts(again) == counts(first), "an equal processor is the same"
     for processor in (Adds(8, 1.0), Adds(7, 5.0)):
-        with pytest.raises(
-            ValueError, match=r"whose generate\.logits_processor is \['Adds \w+'\] and not \['Adds \w+'\]: name"
-        ):
+        with pytest.raises(ValueError, match=r"\.logits_processor is \['Adds \w+'\] and not \['Adds \w+'\]: name"):
             hs.evaluate(model, small, TEXTS[:2], logits_processor=[processor], **options)
     trained, options["logits_processor"] = copy.deepcopy((model, small)), [Adds(7, 1.0)]
     for one in trained:
@@ -156,9 +154,7 @@ def test_results_of_other_weights_or_processors_are_not_handed_out_as_new(model,
     assert both.is_complete and list(both.header["draft_weights"]) == ["draft", "other"]
 
 
-def test_a_file_of_the_same_model_under_another_generation_config_is_another_evaluation(
-    model, small, tokenizer, tmp_path
-):
+def test_another_generation_config_is_another_evaluation(model, small, tokenizer, tmp_path):
     target, options = copy.deepcopy(model), OPTIONS | {"results": tmp_path / "out.jsonl", "temperatures": (1.0,)}
     hs.evaluate(target, small, TEXTS[:2], tokenizer=tokenizer, **options)
     target.generation_config.top_k = 1

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative import SpeculativeConfig
 from hf_speculative.call.configuration import as_keywords
+from hf_speculative.drafting import DynamicTreeDrafter, draft_model
 from hf_speculative.schedules import Adaptive, Constant, Costs
 from hf_speculative.types import Batch
 from tests.support import distributions, tied, tiny
@@ -79,9 +79,6 @@ def test_what_did_not_pay_is_tried_again():
     assert later[2] > 0.6 * sum(later)
 
 
-# through `generate`
-
-
 def attached(draft, costs=CHEAP, max_nodes=12, **options):
     schedule = Adaptive(max_nodes=max_nodes, max_levels=4, costs=costs)
     return as_keywords({"draft_model": draft, "schedule": schedule, **options})
@@ -90,8 +87,6 @@ def attached(draft, costs=CHEAP, max_nodes=12, **options):
 @pytest.fixture
 def shapes(monkeypatch):
     """How many rounds each draft had: of a chain, of a tree."""
-    from hf_speculative.drafting import DynamicTreeDrafter
-
     counts, propose = {"chain": 0, "tree": 0}, DynamicTreeDrafter.propose
 
     def counted(self, *args):
@@ -129,16 +124,11 @@ def test_sampled_trees_leave_the_distribution_as_it_is(shapes):
     """Where they are asked for: how deep, how many nodes and whether at all follows from the text alone."""
     target = tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=1, hidden=16)
     draft = tiny.noisy_copy(target, noise=0.4, seed=5)
-    call = attached(draft, Costs(0.0, 0.005), max_nodes=3, rule="sampled")
+    call, prompt = attached(draft, Costs(0.0, 0.005), max_nodes=3, rule="sampled"), (5, 2, 3, 2)
     torch.manual_seed(0)
-    samples = [
-        one for _ in range(4) for one in distributions.continuations(target, call, [(5, 2, 3, 2)] * 1000, top_k=3)
-    ]
-    distributions.assert_samples(samples, distributions.exact_distribution(target, (5, 2, 3, 2), top_k=3))
+    samples = [one for _ in range(4) for one in distributions.continuations(target, call, [prompt] * 1000, top_k=3)]
+    distributions.assert_samples(samples, distributions.exact_distribution(target, prompt, top_k=3))
     assert shapes["tree"] >= 4
-
-
-# the options
 
 
 def test_a_number_of_nodes_is_a_tree(target, draft, shapes):
@@ -161,21 +151,17 @@ def test_near_its_end_a_row_keeps_its_siblings(target, draft):
     assert stats.num_draft_tokens == 4
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_what_means_nothing_is_refused(target, draft):
+    for options, message in (
         ({"tree_top_k": 0}, "`tree_top_k=0` drafts nothing"),
         ({"tree_top_k": 1, "tree_depth": 3}, "no effect on chains"),
         ({"draft_model": "suffix", "tree_top_k": 2}, "`tree_top_k=2` has no effect"),
-    ],
-)
-def test_what_means_nothing_is_refused(target, draft, options, message):
-    with pytest.raises(ValueError, match=message):
-        hs.generate(target, **tiny.prompts(1), max_new_tokens=4, **as_keywords({"draft_model": draft} | options))
+    ):
+        with pytest.raises(ValueError, match=message):
+            hs.generate(target, **tiny.prompts(1), max_new_tokens=4, **as_keywords({"draft_model": draft} | options))
 
 
 def test_a_draft_that_takes_no_trees_drafts_chains(target, draft, shapes, monkeypatch):
-    from hf_speculative.drafting import draft_model
 
     monkeypatch.setattr(draft_model.models, "fits_trees", lambda model: model is not draft)
     same_as_plain(target, tiny.prompts(2), draft_model=draft, num_draft_tokens=6, tree_top_k=3)
@@ -190,9 +176,5 @@ def test_drafts_that_end_early_are_chains(method):
     schedule = hs.schedules.ConfidenceStop(Adaptive(4, 12, 2, costs=CHEAP), 1e-4)
     schedule = hs.schedules.HybridSchedule(schedule, 4, costs=CHEAP) if method else schedule
     draft = tiny.noisy_copy(target, noise=0)
-    options = {
-        "draft_model": [draft, method] if method else draft,
-        "speculative_config": SpeculativeConfig(schedule=schedule),
-    }
-    stats = same_as_plain(target, tiny.prompts(2), **options)
+    stats = same_as_plain(target, tiny.prompts(2), draft_model=[draft, method] if method else draft, schedule=schedule)
     assert stats.num_accepted_draft_tokens > 20
