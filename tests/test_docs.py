@@ -24,8 +24,6 @@ NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 TRAINING = "train_embedded_pair.py"
 #: run by a test of its own: the slow one here, the others in tests/integrations
 RUN_ELSEWHERE = (TRAINING, "ray_batch_inference.py", "ray_predictor.py", "serve_replicas.py", "train_with_trl.py")
-
-
 #: seconds after which a page or an example hangs
 TIMEOUT = 300
 
