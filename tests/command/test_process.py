@@ -142,9 +142,9 @@ def test_ctrl_c_in_bench_keeps_what_was_measured(tmp_path):
     sizes, figures, results = ",".join(map(str, range(1, 200))), tmp_path / "bench.json", tmp_path / "results"
     options = ("--batch", sizes, "--new-tokens", 4, "--draft-tokens", 2, "--repeats", 2, "--context", 8)
     process = start("bench", "--methods", "draft", *options, "--json", figures, "--results", results)
-    _, messages = stopped(process, lambda: (results / "batch-2-context-8.jsonl").exists())
-    first, *_ = json.loads(figures.read_text()).values()
-    assert first["is_complete"] and "what was measured so far" in messages
+    _, messages = stopped(process, lambda: (results / "code-8-t0-c2.jsonl").exists())
+    first, *_ = json.loads(figures.read_text())["cells"]
+    assert first["num_prompts"] == first["num_rows"] == 1 and "what was measured so far" in messages
 
 
 @pytest.mark.slow
