@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedTokenizerBase
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 ROLES = ("eos", "bos", "pad", "unk", "sep", "cls", "mask")
 #: from this share of common tokens on, tokens are proposed rather than text. Greedy, text is the better guess as soon as
@@ -33,8 +32,10 @@ def mean(values: list[float]) -> float:
 """
 
 
-#: by the characters in which byte-level tokenizers write bytes (GPT-2)
-BYTE_OF = {character: byte for byte, character in bytes_to_unicode().items()}
+PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+#: by the characters in which byte-level tokenizers write bytes (GPT-2): printable ones as they are, others from 256 on
+BYTE_OF = {chr(byte): byte for byte in PRINTABLE}
+BYTE_OF |= {chr(256 + i): byte for i, byte in enumerate(sorted({*range(256)} - {*PRINTABLE}))}
 BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 
 

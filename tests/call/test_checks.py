@@ -88,7 +88,7 @@ WITH_DRAFT = {
         {"generation_config": GenerationConfig(prompt_lookup_num_tokens=3)},
         "`draft_model` and `prompt_lookup_num_tokens`",
     ),
-    "assistant_tokenizer alone": ({"assistant_tokenizer": PreTrainedTokenizerBase()}, "has no effect"),
+    "assistant_tokenizer alone": ({"assistant_tokenizer": PreTrainedTokenizerBase()}, "needs `tokenizer`: give both"),
     "compile": ({"compile_config": CompileConfig()}, "compile_config"),
     "stop strings": ({"stop_strings": ["x"]}, "pass `tokenizer=`"),
 }

@@ -143,7 +143,7 @@ def test_a_corpus(target, tmp_path, kind):
     [
         ({"corpus": "nowhere.txt"}, FileNotFoundError, "nowhere.txt"),
         ({"corpus": [3, 4]}, TypeError, "`corpus` holds an object of type int"),
-        ({"corpus": ["a text"]}, ValueError, "no tokenizer where the model came from"),
+        ({"corpus": ["a text"]}, ValueError, "no tokenizer beside the model"),
         ({"corpus": ["a"], "suffix_decoding_max_cached_requests": 3}, ValueError, "=3` has no effect beside `corpus`"),
         ({"prompt_lookup_num_tokens": 3}, ValueError, "`draft_model` and `prompt_lookup_num_tokens` are two sources"),
         ({"assistant_confidence_threshold": 0.3}, ValueError, "assistant_confidence_threshold` has no effect"),

@@ -12,6 +12,7 @@ from hf_speculative.measuring.render import page
 from hf_speculative.measuring.settings import Setting
 from tests.support.drafters import suffix_drafter
 from tests.support.evaluations import TEXTS
+from tests.support.tiny import CountForwards
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,10 @@ def test_what_no_setting_says():
         ({"settings": [Setting(prompt_lookup_num_tokens=3)], "use_mtp": [True]}, "`use_mtp` has no effect beside `settings`"),
     ],
 )  # fmt: skip
-def test_what_fits_no_target_or_source_is_refused_before_a_forward(evaluate, model, options, message, monkeypatch):
-    monkeypatch.setattr(type(model), "forward", lambda *_, **__: pytest.fail("a forward"))
-    with pytest.raises((ValueError, TypeError), match=message):
+def test_what_fits_no_target_or_source_is_refused_before_a_forward(evaluate, model, options, message):
+    with CountForwards(model) as forwards, pytest.raises((ValueError, TypeError), match=message):
         evaluate(**options)
+    assert not forwards.lengths
 
 
 def test_where_a_corpus_lies_on_this_machine_is_in_no_name():
