@@ -22,11 +22,8 @@ from tests.support.placement import quantised, torchao_or_skip
 
 #: calls of the slow test, and those of the quick one
 MANY, FEW = int(os.environ.get("RANDOM_CALLS", "600")), 30
-#: calls of one test
 CHUNK = 60
-#: with recurrent layers
 HYBRIDS = ["qwen3_5_text", "granitemoehybrid", "lfm2", "jamba"]
-#: with an image in each row
 IMAGES = ["llava", "qwen2_5_vl", "gemma3", "qwen3_5"]
 
 

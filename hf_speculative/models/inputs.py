@@ -10,8 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache, StaticCache
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+    StaticCache,
+)
 from transformers.utils import ModelOutput
 
 from ..hf_compat import CACHE_ARGUMENTS
