@@ -119,9 +119,6 @@ def test_what_is_known_goes_with_the_model(pair):
     assert len(learned._costs) == before
 
 
-# how drafts were accepted
-
-
 @pytest.fixture
 def starts(monkeypatch):
     """The share that each call takes to be accepted before its first round, and its credit."""
