@@ -2,7 +2,7 @@
 
 p is the target's distribution, q the draft's; gamma tokens are drafted in a round, which adds one of its own, the bonus token.
 Leviathan et al. 2023 (arXiv 2211.17192) take every draft token to be accepted independently with probability alpha.
-They help to plan a pair (docs/draft-length.md).
+The functions help to plan a pair (docs/draft-length.md).
 """
 
 import math

@@ -11,7 +11,7 @@ from hf_speculative.sampling import samplers
 from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
 from tests.support import tiny
 from tests.support.cases import slow_but, types_and_attentions
-from tests.support.plain import NEW, agrees, ours, same_as_plain
+from tests.support.plain import NEW, Collect, agrees, ours, plain, same_as_plain
 
 
 @pytest.mark.parametrize("model_type, attention", types_and_attentions())
@@ -141,3 +141,16 @@ def test_the_same_seed_gives_the_same_tokens_the_first_and_the_fifth_time(target
     configs = [hs.SpeculativeConfig(generator=torch.Generator().manual_seed(7)) for _ in range(2)]
     a, b = (hs.generate(target, **kwargs, draft_model=draft, speculative_config=one).tolist() for one in configs)
     assert a == b
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_streaming(target, draft, num_rows):
+    """Steps come when every running row has reached them, with padding for rows that are done, as in plain generate."""
+    inputs = tiny.prompts(num_rows)
+    eos = plain(target, inputs)[num_rows // 2, 10].item()
+    streamer, reference = Collect(), Collect()
+    out = ours(target, inputs, draft_model=draft, streamer=streamer, eos_token_id=eos)
+    plain(target, inputs, streamer=reference, eos_token_id=eos)
+    assert torch.stack([piece.view(-1) for piece in streamer.pieces[1:]], 1).tolist() == out[:, 7:].tolist()
+    assert [piece.tolist() for piece in streamer.pieces] == [piece.tolist() for piece in reference.pieces]
+    assert streamer.ended

@@ -20,7 +20,7 @@ NO_DRAFTS = "drafts nothing: give 1 or more, or `draft_model=None` for plain dec
 
 
 class Kind(Protocol):
-    """Of an option's values."""
+    """The type of an option's values."""
 
     @property
     def text(self) -> str:
@@ -61,7 +61,7 @@ class WholeNumber:
 
 @dataclass(frozen=True)
 class Probability:
-    """Any `numbers.Real` except bool."""
+    """Any `numbers.Real` from 0 to 1, except bool."""
 
     text: ClassVar[str] = "a number from 0 to 1"
     written_as: ClassVar[type] = float

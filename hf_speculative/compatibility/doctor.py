@@ -81,7 +81,7 @@ class Examination:
         """The finding in a sentence or two."""
         kept = f"Read as its config says, {percent(self.named.first_kept)} of the head's first tokens are kept"
         if self.better is None:
-            return f"{kept}, and no other reading fits better. Promised more, it is for another target or chat format."
+            return f"{kept}, and no other reading fits better. If more was promised, it is for another target."
         wanted = ", ".join(f"{name}={value}" for name, value in self.better.fields.items())
         return (
             f"{kept}, and {percent(self.better.first_kept)} with {wanted}: the config is wrong. Write that into the head's "

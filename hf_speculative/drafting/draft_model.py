@@ -19,8 +19,8 @@ from ..tokenizers.loading import tokenizer_beside
 from ..tokenizers.vocabulary import VocabularyMatch, compare_vocabularies, is_padding
 from ..types import Batch, Draft, uploaded
 from .autoregressive import AutoregressiveDrafter, as_proposed
-from .draft_side import ModelDrafter
 from .given_model import GivenModelSource
+from .model_drafter import ModelDrafter
 from .source import BuildContext
 from .string_match import StringMatch
 from .token_intersection import TokenIntersection

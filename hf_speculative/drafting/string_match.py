@@ -12,7 +12,7 @@ import torch
 
 from ..interfaces import Sampler, Schedule
 from ..types import Batch, Draft, uploaded
-from .draft_side import OtherVocabulary
+from .model_drafter import OtherVocabulary
 
 
 class StringMatch(OtherVocabulary):

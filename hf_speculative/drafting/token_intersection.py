@@ -11,7 +11,7 @@ from torch import Tensor
 from ..interfaces import Sampler
 from ..types import Batch
 from .autoregressive import AutoregressiveDrafter
-from .draft_side import OtherVocabulary
+from .model_drafter import OtherVocabulary
 
 
 class TokenIntersection(OtherVocabulary, AutoregressiveDrafter):

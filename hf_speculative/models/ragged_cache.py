@@ -49,7 +49,7 @@ class RaggedLayer(CacheLayerMixin):
             keys[:, :, cache.start : cache.end] = key_states
             values[:, :, cache.start : cache.end] = value_states
         else:
-            index = in_rows(cache.slots, key_states.device)
+            index = cache.index(key_states.device)
             keys.transpose(1, 2).index_put_(index, key_states.transpose(1, 2))
             values.transpose(1, 2).index_put_(index, value_states.transpose(1, 2))
         if cache.is_prompt:
@@ -146,8 +146,7 @@ class RaggedCache(Cache):
         self.captured: dict[tuple, Callable[..., Any]] = {}
         self.start, self.end, self.lowest, self.capacity = 0, 0, 0, 0
         self.num_rows, self.used = 0, 0
-        self.slots: Tensor | None = None
-        self.is_prompt = False
+        self.slots, self.is_prompt = None, False
         kinds = itertools.zip_longest(windows, num_states, attends)
         layers = [
             RaggedLayer(self, window)
@@ -159,6 +158,20 @@ class RaggedCache(Cache):
         ]
         self.recurrence = Recurrence([layer for layer in layers if isinstance(layer, RecurrentLayer)])
         super().__init__(layers=layers)
+
+    @property
+    def slots(self) -> Tensor | None:
+        return self._slots
+
+    @slots.setter
+    def slots(self, slots: Tensor | None) -> None:
+        self._slots = slots
+        self._index = None if slots is None else in_rows(slots, slots.device)
+
+    def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Of `slots`, for a layer on this device; made once a pass where all lie on one."""
+        assert self._index is not None and self._slots is not None
+        return self._index if self._slots.device == device else in_rows(self._slots, device)
 
     @property
     def allocated(self) -> list[RaggedLayer]:
@@ -221,9 +234,13 @@ class RaggedCache(Cache):
 
     def move(self, source: Tensor, goal: Tensor) -> None:
         """What is in slots `source (batch, n)` goes to slots `goal (batch, n)`."""
+        device = None
         for layer in self.allocated:
+            if layer.keys.device != device:
+                device = layer.keys.device
+                read, write = in_rows(source, device), in_rows(goal, device)
             for part in (part.transpose(1, 2) for part in layer.filled()):
-                part.index_put_(in_rows(goal, part.device), part[in_rows(source, part.device)])
+                part.index_put_(write, part[read])
 
     def take(self, other: "RaggedCache", rows: list[int], lanes: list[int], end: int) -> None:
         """Slots `[0, end)` of row `rows[i]` of `other` become those of row `lanes[i]`."""

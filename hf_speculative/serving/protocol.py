@@ -214,9 +214,16 @@ class Chat(WithTools):
     @classmethod
     def _of_transformers_chat(cls, found: dict[str, Any]) -> dict[str, Any]:
         """Read the settings of `transformers chat`, JSON in a field of its own."""
-        config = dict(from_json(found.pop("generation_config", "{}")))
+        rest = {name: value for name, value in found.items() if name != "generation_config"}
+        given = found.get("generation_config", "{}")
+        try:
+            config = from_json(given)
+        except (TypeError, ValueError):
+            config = None
+        if not isinstance(config, dict):
+            raise ValueError(f"`generation_config={reprlib.repr(given)}`: give the text of a JSON object")
         config.pop("transformers_version", None)
-        return {"max_tokens": config.pop("max_new_tokens", None)} | config | found
+        return {"max_tokens": config.pop("max_new_tokens", None)} | config | rest
 
     @model_validator(mode="after")
     def _fits(self) -> "Chat":

@@ -43,14 +43,14 @@ def header_of(target: str, prompts: str, settings: Settings) -> dict[str, Any]:
 
 
 def read_answers(path: Path, header: dict[str, Any]) -> Answers:
-    """The answers in a journal, none if it is not there.
+    """The answers in a journal, none if it is missing or empty.
 
     Its lines after the header are `{"index": 3, "sample": 0, "new_ids": [...]}`.
 
     Raises:
         ValueError: it is about something else, or no journal.
     """
-    if not path.exists():
+    if not path.exists() or not path.stat().st_size:
         return {}
     *lines, _ = path.read_bytes().split(b"\n")  # what follows the last newline was cut off by a kill
     try:

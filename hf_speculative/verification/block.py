@@ -12,7 +12,7 @@ from torch.nn import functional
 from ..interfaces import Rule, Sampler
 from ..types import Draft, Tree, Verdict
 from .paths import path_of, product_along, take_turns
-from .residual import draw_at, draw_next_token, is_proposed, probability_of
+from .residual import draw_at, draw_next_token, draw_without_draft, is_proposed, probability_of
 
 
 class BlockVerification(Rule):
@@ -32,13 +32,15 @@ class BlockVerification(Rule):
     def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
         if draft.tree is not None:
             return self._along_tree(draft, draft.tree, target_probs, sampler)
+        if draft.width == 0:
+            return draw_without_draft(draft, target_probs, sampler)
         draft_probs = draft.dense_probs(target_probs)
         proposed = is_proposed(draft)
         p, q = probability_of(target_probs, draft.tokens), probability_of(draft_probs, draft.tokens)
 
         # P_i in closed form: min(1, .) after each factor is the cumulative sum in logs less its running excess over 0.
         log_ratio = torch.where(proposed, p.log() - q.log(), 0).cumsum(1)
-        excess = log_ratio.cummax(1).values.clamp(min=0) if draft.width else log_ratio
+        excess = log_ratio.cummax(1).values.clamp(min=0)
         claim = functional.pad((log_ratio - excess).exp(), (1, 0), value=1.0)
 
         residual = (claim[:, :-1, None] * target_probs[:, : draft.width] - draft_probs).clamp(min=0)

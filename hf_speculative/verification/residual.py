@@ -23,14 +23,17 @@ def draw_next_token(
         num_accepted: `(batch,)`.
         acceptance_prob: passed on, see `Verdict`.
     """
-    if draft.width == 0:
-        return Verdict(num_accepted, sampler.categorical(target_probs)[:, 0])
     rows = torch.arange(len(num_accepted), device=num_accepted.device)
     bonus = target_probs[rows, num_accepted]
     left_over = functional.pad(residual, (0, 0, 0, 1))[rows, num_accepted]
     keep_bonus = (num_accepted == draft.num_tokens) | (left_over.sum(-1) == 0)
     next_token = sampler.categorical(torch.where(keep_bonus[:, None], bonus, left_over)[:, None])[:, 0]
     return Verdict(num_accepted, next_token, acceptance_prob)
+
+
+def draw_without_draft(draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
+    """What every rule comes to where nothing was drafted: a draw from p."""
+    return Verdict(draft.num_tokens, sampler.categorical(target_probs)[:, 0])
 
 
 def draw_at(position: Tensor, probs: Tensor, sampler: Sampler) -> Tensor:

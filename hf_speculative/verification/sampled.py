@@ -12,7 +12,7 @@ from torch import Tensor
 from ..interfaces import Rule, Sampler
 from ..types import Draft, Tree, Verdict
 from .paths import path_of, product_along
-from .residual import is_proposed, probability_of
+from .residual import draw_without_draft, is_proposed, probability_of
 
 
 class SampledVerification(Rule):
@@ -26,6 +26,8 @@ class SampledVerification(Rule):
     def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
         if draft.tree is not None:
             return self._along_tree(draft, draft.tree, target_probs, sampler)
+        if draft.width == 0:
+            return draw_without_draft(draft, target_probs, sampler)
         drawn = sampler.categorical(target_probs)
         agrees = (drawn[:, :-1] == draft.tokens) & is_proposed(draft)
         num_accepted = agrees.long().cumprod(1).sum(1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..interfaces import Rule, Sampler
 from ..types import Draft, Tree, Verdict
 from .paths import path_of, product_along, take_turns
-from .residual import draw_at, draw_next_token, is_proposed, probability_of
+from .residual import draw_at, draw_next_token, draw_without_draft, is_proposed, probability_of
 
 
 class TokenVerification(Rule):
@@ -25,6 +25,8 @@ class TokenVerification(Rule):
     def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
         if draft.tree is not None:
             return self._along_tree(draft, draft.tree, target_probs, sampler)
+        if draft.width == 0:
+            return draw_without_draft(draft, target_probs, sampler)
         draft_probs = draft.dense_probs(target_probs)
         p, q = probability_of(target_probs, draft.tokens), probability_of(draft_probs, draft.tokens)
         keep = (p / q).nan_to_num(0).clamp(max=1)

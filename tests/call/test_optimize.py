@@ -10,7 +10,7 @@ from hf_speculative.call.optimize import EAGER, Execution, execution_of
 from hf_speculative.models import artifacts, execution
 from hf_speculative.models.packed_layers import dtypes
 from tests.support import tiny
-from tests.support.packed import num_packed
+from tests.support.execution import num_packed
 
 CALL = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -3,8 +3,7 @@ import pytest
 import hf_speculative as hs
 from hf_speculative.models import artifacts, pool
 from tests.support import tiny
-from tests.support.execution import run_as
-from tests.support.packed import num_packed
+from tests.support.execution import num_packed, run_as
 
 
 @pytest.fixture

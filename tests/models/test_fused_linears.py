@@ -12,7 +12,7 @@ from hf_speculative.models import packed_layers, packing
 from hf_speculative.models.fused_linears import MOST_WASTED
 from hf_speculative.models.packed_layers import dtypes, is_packed, linear
 from tests.support import tiny
-from tests.support.packed import have_equal_weights, num_packed, weights
+from tests.support.execution import have_equal_weights, num_packed, weights
 
 pytestmark = pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")
 KWARGS = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}

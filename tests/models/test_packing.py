@@ -14,8 +14,7 @@ import hf_speculative as hs
 from hf_speculative.models import packing
 from hf_speculative.models.packed_layers import MOST_RESTORED, dtypes, is_packed
 from tests.support import tiny
-from tests.support.execution import run_as
-from tests.support.packed import have_equal_weights, num_packed, weights
+from tests.support.execution import have_equal_weights, num_packed, run_as, weights
 
 pytestmark = pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")
 KWARGS = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}

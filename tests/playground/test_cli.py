@@ -1,12 +1,19 @@
-"""`hf-speculative playground`."""
+"""`hf-speculative playground`, and the Space in examples/."""
 
+import re
+import runpy
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from hf_speculative.cli import app
 from hf_speculative.playground import cli
+
+ROOT = Path(__file__).parents[2]
+SPACE = ROOT / "examples" / "playground_space"
 
 
 def shown(*args):
@@ -35,3 +42,21 @@ def test_it_listens_on_this_machine(host, warns, monkeypatch):
     result = shown("--host", host)
     assert launched["server_name"] == host and launched["share"] is False and launched["ssr_mode"] is False
     assert ("other machines" in result.stderr) == warns and result.exit_code == 130
+
+
+def test_the_space_builds_its_page(monkeypatch):
+    gradio = pytest.importorskip("gradio", reason="the extra `playground` is not installed")
+    for name in ("MODEL", "DRAFT_MODEL", "METHOD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "False")
+    found = runpy.run_path(str(SPACE / "app.py"))
+    assert isinstance(found["demo"], gradio.Blocks) and found["models"].draft is not None
+
+
+def test_the_spaces_front_matter_is_what_spaces_read():
+    _, front, _ = (SPACE / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    values = yaml.safe_load(front)
+    assert values["sdk"] == "gradio" and (SPACE / values["app_file"]).exists()
+    (pinned,) = re.findall(r"^gradio==(.+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
+    assert values["sdk_version"] == pinned and len(values["short_description"]) <= 60
+    assert (SPACE / "requirements.txt").read_text() == "hf_speculative[playground]\n"

@@ -141,8 +141,10 @@ def test_what_transformers_chat_sends(flags, client, target, tokenizer, ids):
     told = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert told == tokenizer.decode(alone(target, ids, 1, max_new_tokens=6, **flags), skip_special_tokens=True)
     assert chunks[-1].choices[0].finish_reason == "length"
-    refused = client.post("/v1/chat/completions", json=body | {"generation_config": '{"num_beams": 2}'})
-    assert refused.status_code == 400 and "`num_beams=2` is not supported" in refused.text
+    no_object = "give the text of a JSON object"
+    for config, why in (('{"num_beams": 2}', "`num_beams=2` is not supported"), ("[]", no_object), (3, no_object)):
+        refused = client.post("/v1/chat/completions", json=body | {"generation_config": config})
+        assert refused.status_code == 400 and why in refused.text
 
 
 def test_a_form_is_kept_to(openai):

@@ -1,7 +1,10 @@
-"""How passes run, and what they cost, in place of what this machine would choose and measure."""
+"""How passes run and what they cost, in place of what this machine would choose, and what of a model is packed."""
+
+import torch
 
 from hf_speculative.call.optimize import EAGER, Execution
 from hf_speculative.models import packing
+from hf_speculative.models.packed_layers import is_packed
 from hf_speculative.schedules import Costs, RoundCosts
 
 
@@ -19,3 +22,18 @@ def fix_costs(monkeypatch, costs: Costs) -> None:
     """All calls take rounds to cost so much, whatever the clock says."""
     monkeypatch.setattr(RoundCosts, "__call__", lambda self, num_rows: costs)
     monkeypatch.setattr(RoundCosts, "settled", lambda self: lambda num_rows: costs)
+
+
+def num_packed(model) -> int:
+    return sum(map(is_packed, model.modules()))
+
+
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def have_equal_weights(model, expected) -> bool:
+    found = model.state_dict()
+    return found.keys() == expected.keys() and all(
+        torch.equal(found[name], expected[name]) and found[name].stride() == expected[name].stride() for name in found
+    )

@@ -57,8 +57,9 @@ def test_several_sampled_answers_and_shares(target, tmp_path):
 
 @pytest.mark.parametrize("other", [{"max_new_tokens": 7}, {"use": {}}, {"target": "another"}], ids=str)
 def test_answers_of_another_run_are_refused(tmp_path, other):
-    (tmp_path / "a.jsonl").write_text(json.dumps(HEADER) + "\n")
-    assert read_answers(tmp_path / "a.jsonl", HEADER) == {}
+    for text in ("", json.dumps(HEADER) + "\n"):
+        (tmp_path / "a.jsonl").write_text(text)
+        assert read_answers(tmp_path / "a.jsonl", HEADER) == {}
     with pytest.raises(ValueError, match=f"another run, whose {next(iter(other))} is"):
         read_answers(tmp_path / "a.jsonl", HEADER | other)
     (tmp_path / "b.jsonl").write_text("nonsense\n")

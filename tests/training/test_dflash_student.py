@@ -13,7 +13,7 @@ from hf_speculative.training.dflash_student import BlocksAtAnchors, DFlashStuden
 from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.teacher import Teacher
 from tests.support import blocks, lessons, tiny
-from tests.support.packed import have_equal_weights
+from tests.support.execution import have_equal_weights
 
 FIXTURES = Path(__file__).parents[1] / "heads" / "fixtures"
 #: kinds of heads that have nothing to correct their logits by

@@ -11,7 +11,7 @@ from hf_speculative.heads import load_head
 from hf_speculative.training.eagle3_student import Eagle3Student, TrainingTimeTest, layers_read, new_head
 from hf_speculative.training.head_student import most_frequent
 from tests.support import lessons, tiny
-from tests.support.packed import have_equal_weights
+from tests.support.execution import have_equal_weights
 
 FIXTURES = sorted((Path(__file__).parents[1] / "heads" / "fixtures").glob("eagle3_speculators_*"))
 

@@ -21,7 +21,7 @@ from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.settings import Settings
 from hf_speculative.training.trainer import DraftTrainer
 from hf_speculative.types import Costs
-from tests.support import blocks, tiny
+from tests.support import blocks, tiny, two_processes
 from tests.support.execution import fix_costs
 from tests.support.plain import agrees
 
@@ -289,3 +289,17 @@ def test_a_run_whose_time_cut_its_answers_goes_on_with_those(learn, tmp_path, mo
     first = learn(target, tmp_path / "run", settings, watch=machine.watch, max_steps=2, store=store)
     again = learn(target, tmp_path / "run", settings, resume=True, max_steps=4, store=store)
     assert first.data["num_answers"] == again.data["num_answers"] == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("store",)])
+def test_two_processes_train_as_one_does(tmp_path, more):
+    """The same losses and the same acceptance, each process having answered, recorded, learned from and measured its share."""
+    (tmp_path / "two").mkdir()
+    two, other = two_processes.results(two_processes.train, tmp_path / "two", *more)
+    one = two_processes.train(tmp_path)
+    assert [loss for _, loss in two["losses"]] == pytest.approx([loss for _, loss in one["losses"]], rel=1e-4)
+    assert two["lengths"] == other["lengths"]
+    assert two["lengths"] == one["lengths"]
+    assert len(list((tmp_path / "two").glob("store/*/*.safetensors"))) == 8 * len(more)
+    assert len((tmp_path / "two" / "run" / "answers.jsonl.rank1").read_text().splitlines()) == 5

@@ -67,6 +67,17 @@ def test_ragged_drafts(rule):
         assert bias(rule, *pair(seed, zeros=True), 2, length=4, **ragged) < EXACT
 
 
+@pytest.mark.parametrize("rule", RULES.values())
+def test_an_empty_draft_costs_one_draw(rule):
+    """Plain rounds are a large part of a call whose drafts are rare."""
+    draft = Draft(torch.zeros(2, 0, dtype=torch.long), None, torch.zeros(2, dtype=torch.long))
+    probs = torch.eye(3)[:2, None]
+    with torch.profiler.profile() as profile:
+        verdict = rule()(draft, probs, Greedy(None, 3))
+    assert verdict.next_token.tolist() == [0, 1] and verdict.num_accepted.tolist() == [0, 0]
+    assert {event.key for event in profile.key_averages()} <= {"aten::argmax", "aten::select", "aten::as_strided"}
+
+
 # How much is accepted: numbers of the papers
 
 

@@ -238,7 +238,7 @@ def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _visible_files(folder: Path) -> list[Path]:
-    """Sorted."""
+    """The files in a folder, sorted; names that begin with a dot are left out."""
     found = (file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
     return [folder / file for file in sorted(found) if not any(part.startswith(".") for part in file.parts)]
 
