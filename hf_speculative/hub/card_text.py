@@ -8,7 +8,7 @@ from typing import Any
 
 from ..call.option_table import IN_CALL
 from ..measuring import Evaluation, Setting
-from ..measuring.render import tables, wording
+from ..measuring.render import result_table, wording
 from .figures import data_set_name
 
 #: what examples continue, and what they ask a model with a chat template
@@ -44,13 +44,13 @@ def shown(found: Mapping[str, Evaluation], draft: str | None) -> dict[str, Any]:
         draft: as the evaluations call it.
     """
     return {
-        "sections": [_with_draft(section, draft) for section in tables.sections(found)],
+        "sections": [_with_draft(section, draft) for section in result_table.sections(found)],
         "measured": [(name, data_set_name(one), wording.about(one)) for name, one in found.items()],
         "commands": list(dict.fromkeys(without_folders(one.environment["command"]) for one in found.values())),
     }
 
 
-def _with_draft(section: tables.Section, draft: str | None) -> tables.Section:
+def _with_draft(section: result_table.Section, draft: str | None) -> result_table.Section:
     """Without rivals, and without other drafts."""
     settings = ((totals, totals.setting) for totals in section.totals)
     kept = [totals for totals, setting in settings if setting.rival is None and setting.draft in (None, draft)]

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..command.arguments import Reading
 from ..hub import card_text
 from ..measuring import plan
-from ..measuring.render.tables import DASH, Line, Table
+from ..measuring.render.result_table import DASH, Line, Table
 from ..reports.formats import number, percent, plural
 from .acceptance import GREEDY, SAMPLED
 from .results import EMBEDDED_TARGET, Point, Trained

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from ...reports.pages import visible
 from ..results import Evaluation
 from . import wording
-from .tables import Table, sections
+from .result_table import Table, sections
 
 
 def text(evaluation: Evaluation) -> str:

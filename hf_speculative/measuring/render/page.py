@@ -8,7 +8,7 @@ from typing import Any
 from ...reports import files, pages
 from ...reports.formats import plural
 from ..results import Evaluation
-from . import markdown, tables, wording
+from . import markdown, result_table, wording
 
 
 def write(found: Mapping[Any, Evaluation], path: Path) -> None:
@@ -17,7 +17,7 @@ def write(found: Mapping[Any, Evaluation], path: Path) -> None:
     The page of an unfinished evaluation says that it is unfinished.
 
     Args:
-        found: evaluations by place, as `tables.sections` takes them.
+        found: evaluations by place, as `result_table.sections` takes them.
     """
     first = next(iter(found.values()))
     values = {
@@ -26,7 +26,7 @@ def write(found: Mapping[Any, Evaluation], path: Path) -> None:
         "notes": [
             wording.at_place(place, wording.progress(one)) for place, one in found.items() if not one.is_complete
         ],
-        "sections": tables.sections(found),
+        "sections": result_table.sections(found),
         "differences": [one for evaluation in found.values() for one in evaluation.differences],
         "bad_rows": [row for evaluation in found.values() for row in evaluation.bad_rows],
         "facts": wording.facts(first),

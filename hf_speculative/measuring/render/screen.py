@@ -14,7 +14,7 @@ from ...reports.pages import visible
 from ...reports.terminal import as_text
 from ..results import Evaluation
 from . import suites, wording
-from .tables import Table, sections
+from .result_table import Table, sections
 
 #: the most lines of bad rows, and of differences
 MAX_LINES = 5

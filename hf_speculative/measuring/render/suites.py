@@ -15,7 +15,7 @@ from ..results import Evaluation, user_speed
 from ..settings import Setting
 from ..speedup import INTERVAL
 from . import markdown, wording
-from .tables import Line, Table, figures, tone_of
+from .result_table import Line, Table, figures, tone_of
 
 #: version of the file format
 FORMAT = 1
