@@ -1,17 +1,14 @@
 """What all commands have in common, run as people run them."""
 
 import pytest
-from typer.testing import CliRunner
 
-from hf_speculative.cli import app
 from hf_speculative.embedded import FOLDER
-from tests.support.files import write_prompts
+from tests.support.command import run_command, write_prompts
 
 
-def test_devices_and_folders_that_are_not_there(tmp_path, monkeypatch):
+def test_devices_and_folders_that_are_not_there(tmp_path):
     def refused(*args):
-        monkeypatch.setenv("COLUMNS", "400")
-        result = CliRunner().invoke(app, [*map(str, args), "--device", "abacus"])
+        result = run_command(*args, "--device", "abacus")
         assert result.exit_code == 2 and "Traceback" not in result.output
         return result.stderr
 
@@ -20,9 +17,9 @@ def test_devices_and_folders_that_are_not_there(tmp_path, monkeypatch):
         assert "--device abacus: " in refused(*command)
     for command, option in ((data, "results"), (data, "report"), (data, "json"), (("bench",), "report")):
         path = tmp_path / "nowhere" / "file"
-        text = CliRunner().invoke(app, [*map(str, command), f"--{option}", str(path)]).stderr
+        text = run_command(*command, f"--{option}", str(path)).stderr
         assert f"--{option} {path}: there is no folder" in text
-        assert "is a folder" in CliRunner().invoke(app, [*map(str, command), f"--{option}", str(tmp_path)]).stderr
+        assert "is a folder" in run_command(*command, f"--{option}", str(tmp_path)).stderr
 
 
 @pytest.mark.parametrize("command", ["generate", "check", "bench", "eval"])
@@ -33,7 +30,7 @@ def test_a_model_that_is_not_there_is_named_with_its_option(command, tmp_path):
     for wrong in (0, 1):
         models = [str(tmp_path / "nope") if place == wrong else here for place in (0, 1)]
         options = models if command == "check" else [word for pair in zip(names, models, strict=True) for word in pair]
-        result = CliRunner().invoke(app, [command, *options, *further], env={"COLUMNS": "400"})
+        result = run_command(command, *options, *further)
         assert result.exit_code == 2 and f"{names[wrong]} {tmp_path / 'nope'} cannot be loaded. " in result.stderr
 
 
@@ -50,5 +47,5 @@ def test_a_draft_without_a_tokenizer_has_the_targets(tmp_path):
         ("bench", *pair, "--new-tokens", 8, "--repeats", 2, "--methods", "draft"),
         ("eval", *pair, "--dataset", data, "--max-new-tokens", 4, "--results", tmp_path / "out.jsonl"),
     ):
-        result = CliRunner().invoke(app, [*map(str, command)], env={"COLUMNS": "400"})
+        result = run_command(*command)
         assert result.exit_code == 0, result.output

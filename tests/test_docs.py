@@ -68,8 +68,6 @@ def test_files_named_in_the_docs_exist():
 
 def visited() -> list[str]:
     """Modules of the package that a greedy call visits, in the order of the first visits."""
-    target, draft, tokenizer = hs.embedded_pair()
-    inputs = tokenizer(["def main():\n"], return_tensors="pt")
     modules: dict[str, None] = {}
 
     def note(frame, event, argument):
@@ -79,6 +77,8 @@ def visited() -> list[str]:
 
     with hs.patch_transformers():
         for profile in (None, note):  # the first call imports what is imported late
+            target, draft, tokenizer = hs.embedded_pair()
+            inputs = tokenizer(["def main():\n"], return_tensors="pt")
             modules.clear()
             sys.setprofile(profile)
             try:

@@ -21,6 +21,7 @@ from ..models.model_state import kept_with
 from ..sampling.logits_processors import CONTEXT_FREE
 from ..schedules import RoundCosts, Timed
 from ..types import Costs
+from . import stored_costs
 from .configuration import Options
 
 #: assumed costs until a round was timed: the least of verifying a draft token, in plain steps, and the tokens of a pass whose
@@ -49,10 +50,14 @@ class Learned:
         passes = how_passes_run(execution.compile, model, source.draft_model)
         where = (model.dtype, model.device, torch.get_num_threads(), execution.captures, *passes, *inputs.others)
         costs = _costs.setdefault(model, WeakKeyDictionary()).setdefault(pair, {})
-        assumed = RoundCosts(source.cost_of_token(model), partial(_verification, model.device))
-        self._costs = costs.setdefault((source.cost_key, *sampling, *where), assumed)
         # Ranks may have been in different calls before, and wait for each other; passes that are made take their time once.
         is_alone = not (options["synced_gpus"] or is_sharded(model) or is_sharded(source.draft_model))
+        key = (source.cost_key, *sampling, *where)
+        if key not in costs:
+            costs[key] = RoundCosts(source.cost_of_token(model), partial(_verification, model.device))
+            if is_alone:
+                stored_costs.restore(costs[key], key, model, pair)
+        self._costs = costs[key]
         is_ours = is_alone and own.schedule is None  # what a user's own schedule learns ends with the call
         self.is_timed = is_ours and not warms_up(execution.compile, execution.captures, model, source.draft_model)
         self.is_kept = is_ours and (not is_sampled or bool(own.reproducible))  # else tokens depend on draft lengths
@@ -72,7 +77,9 @@ class Learned:
             schedule.learned = known
 
     def keep(self, schedule: Schedule) -> None:
-        """Keep what `schedule` learned for later calls."""
+        """Keep what `schedule` learned for later calls, and costs for later processes."""
+        if self.is_timed:
+            stored_costs.write(self._costs)
         if self.is_kept and schedule.learned is not None:  # not of one that drafts nothing
             self.place[self.kind] = schedule.learned
 

@@ -4,6 +4,8 @@ Costs are in plain steps, so that a slower or faster machine changes the time of
 """
 
 from collections.abc import Callable
+from dataclasses import astuple
+from pathlib import Path
 
 import numpy as np
 
@@ -29,7 +31,14 @@ class RoundCosts:
     Args:
         draft: the assumed cost of a draft pass in plain steps, until one was timed.
         verify: the assumed cost of verifying one more token in each of a number of rows, until it was timed.
+
+    Attributes:
+        path: a file that keeps them for later processes.
+        num_stored: rounds with drafts that had been timed when it was written last.
     """
+
+    path: Path | None = None
+    num_stored = 0
 
     def __init__(self, draft: float, verify: Callable[[int], float]):
         self.draft, self.verify = draft, verify
@@ -42,15 +51,33 @@ class RoundCosts:
 
     def settled(self) -> Callable[[int], Costs]:
         """Costs that no later round changes: what is assumed, or what was known once enough rounds had been timed."""
-        for size, fit in list(self.fits.items()):
-            if fit.num_timed >= SETTLED:
-                self._settled.setdefault(size, fit.costs)
-        settled = dict(self._settled)
+        known = {size: fit.costs for size, fit in list(self.fits.items()) if fit.num_timed >= SETTLED}
+        self._settled = settled = known | self._settled
         return lambda num_rows: settled.get(_rounded(num_rows)) or self._assumed(_rounded(num_rows))
 
     def see(self, num_rows: int, passes: int, nodes: int, seconds: float, levels: int = 0) -> None:
         """Learn from a round: `passes` of the draft, and `nodes` of `levels` levels verified in its widest row."""
         self._fit(num_rows).see(passes, nodes, seconds, levels)
+
+    @property
+    def num_timed(self) -> int:
+        """Rounds with drafts that were timed."""
+        return sum(fit.num_timed for fit in self.fits.values())
+
+    def stored(self) -> dict[str, dict[int, list]]:
+        """What is known, as JSON takes it; not how fast the machine is."""
+        self.settled()
+        fits = {size: [fit.mean.tolist(), fit.covariance.tolist(), fit.num_timed] for size, fit in self.fits.items()}
+        return {"fits": fits, "settled": {size: list(astuple(costs)) for size, costs in self._settled.items()}}
+
+    def restore(self, stored: dict[str, dict[str, list]]) -> None:
+        """Start from what `stored` gave in an earlier process."""
+        for size, (mean, covariance, num_timed) in stored["fits"].items():
+            fit = self._fit(int(size))
+            fit.mean, fit.covariance = np.array(mean, float).reshape(4), np.array(covariance, float).reshape(4, 4)
+            fit.num_timed = num_timed
+        self._settled = {int(size): Costs(*costs) for size, costs in stored["settled"].items()}
+        self.num_stored = self.num_timed
 
     def _assumed(self, size: int) -> Costs:
         return Costs(self.draft, self.verify(size), level=LEVEL * self.draft)

@@ -15,7 +15,7 @@ EVERY, FIRST, LONG_CALL = 64, 2, 32
 class Timed(WrappedSchedule):
     """Wrap a schedule, and add the times of its rounds to `known`.
 
-    Rounds that read prompts are left out, the first one with a draft included.
+    Rounds that read prompts are left out, and those in which a draft reads what was decoded without it.
     """
 
     def __init__(self, schedule: Schedule, known: RoundCosts):
@@ -48,4 +48,4 @@ class Timed(WrappedSchedule):
         is_whole = nodes or not passes  # no tree that was drafted and not worth its pass
         if self.counts and is_whole and (self.has_drafted or not passes):
             self.known.see(len(round.rows), passes, nodes, seconds, self.levels if passes else 0)
-        self.has_drafted = self.has_drafted or passes > 0
+        self.has_drafted = passes > 0

@@ -3,14 +3,16 @@
 import gc
 import sys
 from types import SimpleNamespace
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
 from transformers import LogitsProcessor
 
 import hf_speculative as hs
-from hf_speculative.call import learned
+from hf_speculative.call import learned, stored_costs
 from hf_speculative.drafting.source import DraftSource
+from hf_speculative.models import artifacts
 from hf_speculative.schedules import Adaptive, Costs, RoundCosts, timed
 from tests.support import tiny
 
@@ -117,6 +119,41 @@ def test_what_is_known_goes_with_the_model(pair):
     del target
     gc.collect()
     assert len(learned._costs) == before
+
+
+@pytest.fixture
+def next_process(monkeypatch, tmp_path):
+    """Forgets what is in memory; files stay."""
+    monkeypatch.setenv(artifacts.FOLDER, str(tmp_path))
+    return lambda: monkeypatch.setattr(learned, "_costs", WeakKeyDictionary())
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_process_starts_from_the_costs_that_earlier_ones_learned(pair, machine, next_process, do_sample):
+    machine(*pair, draft_step=0.3, jump=0.4)
+    for _ in range(6):
+        decoded(*pair, do_sample=do_sample)
+    (before,) = known(pair[0])
+    next_process()
+    decoded(*pair, do_sample=do_sample, max_new_tokens=2, min_new_tokens=2)
+    (after,) = known(pair[0])
+    for kind in ((before, after), (before.settled(), after.settled())):
+        first, second = (costs(1).steps(8, 8) for costs in kind)
+        assert first == pytest.approx(1.4 + 0.35 * 8, rel=0.12) and second == pytest.approx(first, rel=0.05)
+    stored_costs.restore(before, (), *pair)
+    stored_costs.restore(after, (), tiny.llama(layers=2), pair[1])
+    assert before.path != after.path
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"fits": {"1": [[1], [2], 3]}, "settled": {}}'])
+def test_a_damaged_file_of_costs_is_written_anew(pair, machine, next_process, tmp_path, caplog, content):
+    machine(*pair, draft_step=0.3)
+    decoded(*pair)
+    (path,) = tmp_path.glob("costs/*.json")
+    path.write_text(content)
+    next_process()
+    decoded(*pair)
+    assert "cannot be read" in caplog.text and path.read_text() != content
 
 
 @pytest.fixture

@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from hf_speculative import names
-from hf_speculative.cli import app
 from hf_speculative.command.terminal import in_options, options_of
 from hf_speculative.embedded import FOLDER
 from hf_speculative.measuring.commands.evaluate import eval_command
 from hf_speculative.training.cli import train_command
+from tests.support.command import run_command
 
 
 @pytest.mark.parametrize(
@@ -93,6 +92,6 @@ def test_names():
 def test_a_place_where_nothing_can_be_written(args, tmp_path):
     data = tmp_path / "p.jsonl"
     data.write_text('{"prompt": "x"}\n' * 2)
-    result = CliRunner().invoke(app, [*args, str(data)], env={"COLUMNS": "200"})
+    result = run_command(*args, str(data), columns=200)
     assert result.exit_code == 2 and re.search("can(not)? be", result.stderr) and "name another" in result.stderr
     assert "/proc/x" in result.stderr and "Errno" not in result.stderr

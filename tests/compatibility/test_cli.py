@@ -4,13 +4,11 @@ import json
 import re
 
 import pytest
-from typer.testing import CliRunner
 
 import hf_speculative as hs
-from hf_speculative.cli import app
 from hf_speculative.compatibility import running
 from tests.architectures.check import build
-from tests.support.files import write_prompts
+from tests.support.command import run_command, write_prompts
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +17,7 @@ def short_texts(monkeypatch):
 
 
 def shown(*args, command="check"):
-    result = CliRunner().invoke(app, [command, *map(str, args)], env={"COLUMNS": "200"})
+    result = run_command(command, *args, columns=200)
     assert "Traceback" not in result.output
     return result
 

@@ -2,16 +2,15 @@
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import hf_speculative as hs
-from hf_speculative.cli import app
 from hf_speculative.embedded import FOLDER
 from hf_speculative.heads import load_head, write_head
 from hf_speculative.models import artifacts
 from hf_speculative.models.packed_layers import dtypes, packed_of
 from hf_speculative.training.eagle3_student import layers_read, new_head
 from tests.support import tiny
+from tests.support.command import run_command
 from tests.support.execution import run_as
 
 CALL = tiny.prompts(1) | {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
@@ -30,7 +29,7 @@ def saved(tmp_path):
 
 
 def run(saved, *options):
-    result = CliRunner().invoke(app, ["compile", saved[0], "--draft-model", saved[1], *options], env={"COLUMNS": "400"})
+    result = run_command("compile", saved[0], "--draft-model", saved[1], *options)
     assert result.exit_code == 0, result.output
     return result.stdout
 

@@ -6,6 +6,7 @@ from transformers import LogitsProcessor, NoRepeatNGramLogitsProcessor, Repetiti
 
 import hf_speculative as hs
 from hf_speculative.drafting import DFlash, DraftModel, DynamicTreeDrafter
+from hf_speculative.drafting.levels import Levels
 from hf_speculative.models import RaggedModel
 from hf_speculative.sampling.samplers import SHARPNESS
 from hf_speculative.schedules import ConfidenceStop, Constant
@@ -159,3 +160,26 @@ def test_a_block_known_at_once_has_its_tree():
         lengths.append(same_as_plain(model, tiny.prompts(4), **config).mean_acceptance_length)
     reproduces_plain(model, (1, 3), {"repetition_penalty": 1.2}, **config)
     assert drafter.num_trees > 10 and lengths[1] > lengths[0]
+
+
+def grown(tables, top_k=3, depth=4):
+    """Levels whose scores are those of a table of prefixes for each row."""
+    levels = Levels(top_k, torch.stack([table(()) for table in tables]).log()[:, None])
+    for _ in range(depth - 1):
+        width, tokens, tree = levels.expand()
+        rows = []
+        for table, own, parents in zip(tables, tokens.tolist(), tree.parents.tolist(), strict=True):
+            rows.append(torch.stack([table(path) for path in trees.paths_of(own, parents)[-width:]]))
+        levels.add(torch.stack(rows).log())
+    return levels
+
+
+def test_parents_come_first_where_all_are_equal():
+    """A draft that is certain, one that has no idea, and one that has nothing to say."""
+    certain = lambda prefix: torch.eye(5)[len(prefix)]  # noqa: E731
+    uniform = lambda prefix: torch.full((5,), 1.0)  # noqa: E731, so that a child is as confident as its parent
+    nothing = lambda prefix: torch.zeros(5)  # noqa: E731
+    tokens, parents, confidences, _ = grown([certain, uniform, nothing]).best(12)
+    assert (parents < torch.arange(12)).all()
+    assert tokens[0, :4].tolist() == [0, 1, 2, 3] and parents[0, :4].tolist() == [-1, 0, 1, 2]
+    assert (confidences > -torch.inf).sum(1).tolist() == [4, 12, 0]

@@ -4,13 +4,12 @@ import json
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from hf_speculative.cli import app
 from hf_speculative.compatibility.fit import made_for
 from hf_speculative.heads import load_head
 from hf_speculative.hub.head import export_head
 from tests.support import heads, tiny
+from tests.support.command import run_command
 
 
 @torch.no_grad()
@@ -32,12 +31,12 @@ def test_what_cannot_be_exported(tmp_path):
 def test_the_targets_name(name, tmp_path):
     """vLLM finds the target by it; it stays when the head is written once more, and `check` compares it."""
     source, folder, again = heads.FIXTURES / name, tmp_path / "head", tmp_path / "again"
-    plain = CliRunner().invoke(app, ["export", str(source), str(folder)])
+    plain = run_command("export", str(source), str(folder))
     says = "names no target" in plain.output.replace("\n", " ")
     assert plain.exit_code == 0 and says is (made_for(load_head(folder)) is None)
     head = load_head(source)
     assert head.config.name_or_path == head.name_or_path == str(source), "by which `check` calls it"
-    result = CliRunner().invoke(app, ["export", str(source), str(folder), "--target-name", "org/target"])
+    result = run_command("export", str(source), str(folder), "--target-name", "org/target")
     assert result.exit_code == 0 and "names no target" not in result.output
     export_head(folder, again)
     assert all(made_for(load_head(path)) == "org/target" for path in (folder, again))

@@ -5,12 +5,11 @@ import re
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import hf_speculative as hs
-from hf_speculative.cli import app
 from hf_speculative.measuring import bench
 from hf_speculative.measuring.render import suites as suite_tables
+from tests.support.command import run_command
 from tests.support.evaluations import kill_after
 
 
@@ -21,7 +20,7 @@ def pair(model, small, tokenizer):
 
 def run(*arguments):
     small = ("--new-tokens", "6", "--repeats", "2", "--context", "8", "--draft-tokens", "2", "--methods", "draft")
-    return CliRunner().invoke(app, ["bench", *map(str, (*small, *arguments))], env={"COLUMNS": "160"})
+    return run_command("bench", *small, *arguments, columns=160)
 
 
 @pytest.fixture

@@ -5,17 +5,15 @@ import re
 import shutil
 
 import pytest
-from typer.testing import CliRunner
 
 import hf_speculative as hs
-from hf_speculative.cli import app
 from hf_speculative.embedded import FOLDER
 from hf_speculative.measuring import Evaluation, plan
 from hf_speculative.measuring.bench import prompts
 from hf_speculative.measuring.rows import BadRow, read_prompts
 from hf_speculative.tokenizers.chat import around_a_turn, chat_keywords, end_tokens
+from tests.support.command import run_command, write_prompts
 from tests.support.evaluations import TEMPLATE
-from tests.support.files import write_prompts
 
 MESSAGES = [{"role": "user", "content": "area of a square"}]
 
@@ -42,7 +40,7 @@ def chat_tokenizer(template=TEMPLATE):
 
 
 def invoke(*args):
-    result = CliRunner().invoke(app, [*map(str, args)], env={"COLUMNS": "200"})
+    result = run_command(*args, columns=200)
     assert result.exit_code == 0, result.output
     return result
 

@@ -4,13 +4,12 @@ import itertools
 import re
 
 import pytest
-from typer.testing import CliRunner
 
 from hf_speculative import embedded_pair
-from hf_speculative.cli import app
 from hf_speculative.measuring.commands import demo
 from hf_speculative.measuring.comparison import Texts
 from hf_speculative.measuring.drafts import NamedDraft
+from tests.support.command import run_command
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +24,7 @@ def without_real_weights(monkeypatch):
 
 def show(num_tokens, repeats):
     command = ["generate", "--demo", "--max-new-tokens", num_tokens, "--repeats", repeats]
-    result = CliRunner().invoke(app, command, env={"COLUMNS": "100"})
+    result = run_command(*command, columns=100)
     assert result.exit_code == 0, result.output
     return result
 

@@ -1,13 +1,12 @@
 """The command generate, run as people run it."""
 
+import functools
 import json
 import re
 
 import pytest
-from typer.testing import CliRunner
 
 from hf_speculative import embedded_pair
-from hf_speculative.cli import app
 from hf_speculative.embedded import DEMO_PROMPTS
 from hf_speculative.measuring import Setting, calls, decoder
 from hf_speculative.measuring.commands import prompts
@@ -15,17 +14,13 @@ from hf_speculative.measuring.comparison import Texts
 from hf_speculative.measuring.drafts import NamedDraft
 from tests.architectures.check import build
 from tests.support import tongues
+from tests.support.command import run_command
 from tests.support.evaluations import kill_after
 
 
 @pytest.fixture
-def run(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def invoke(*args, stdin=""):
-        return CliRunner().invoke(app, ["generate", "--max-new-tokens", "12", *map(str, args)], input=stdin)
-
-    return invoke
+def run():
+    return functools.partial(run_command, "generate", "--max-new-tokens", "12", columns=160)
 
 
 def test_a_prompt_side_by_side(run):

@@ -7,16 +7,14 @@ import statistics
 import pytest
 import torch
 from transformers import GenerationConfig
-from typer.testing import CliRunner
 
 import hf_speculative as hs
-from hf_speculative.cli import app
 from hf_speculative.measuring import decoder
 from hf_speculative.measuring.settings import Setting
 from hf_speculative.verification import RULES
 from tests.support import tongues
+from tests.support.command import run_command, write_prompts
 from tests.support.evaluations import OPTIONS, TEXTS, counts, kill_after
-from tests.support.files import write_prompts
 
 
 def test_totals_are_sums_and_texts_are_plain_decodings(evaluate, model, tokenizer):
@@ -189,6 +187,6 @@ def test_a_stopped_evaluation_tells_what_it_has_and_that_it_is_a_part(tmp_path, 
     kill_after(monkeypatch, 3)
     data, results = write_prompts(tmp_path / "p.txt", ["a", "b", "c"]), tmp_path / "eval.jsonl"
     args = ("--dataset", data, "--results", results, "--max-new-tokens", "4", "--num-draft-tokens", "2")
-    result = CliRunner().invoke(app, ["eval", *map(str, args)], env={"COLUMNS": "400"})
+    result = run_command("eval", *args)
     assert result.exit_code == 130, "a script goes on after 0"
     assert "the same command continues from there" in result.stderr and "Unfinished: of 3 prompts" in result.stdout

@@ -9,14 +9,13 @@ from types import SimpleNamespace
 import datasets
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from hf_speculative.cli import app
 from hf_speculative.measuring import decoder
 from hf_speculative.measuring.render import suites as tables
 from hf_speculative.measuring.suites import MASKED, SUITES, questions
 from hf_speculative.training.prompts import read_data
 from tests.support import site_hooks
+from tests.support.command import run_command
 from tests.support.evaluations import TEMPLATE, counts, kill_after
 
 #: a row of each suite as its file has it, and what the user says
@@ -53,7 +52,7 @@ def chats(tmp_path):
 
 def run(*arguments):
     small = ("--new-tokens", "6", "--draft-tokens", "2", "--methods", "draft")
-    return CliRunner().invoke(app, ["bench", *map(str, (*small, *arguments))], env={"COLUMNS": "200"})
+    return run_command("bench", *small, *arguments, columns=200)
 
 
 @pytest.mark.parametrize("name", ROWS)

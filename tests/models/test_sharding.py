@@ -32,13 +32,7 @@ def test_zero_3_is_recognised_and_leaves_sizes_known(target, partitioned):
 
 def test_encoders_whose_weights_are_elsewhere_are_not_the_same():
     """Sharded and offloaded weights have the address 0."""
-    config = BartConfig(
-        vocab_size=61,
-        d_model=8,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=1,
-        decoder_attention_heads=1,
-    )
+    layers = {f"{side}_{name}": 1 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    config = BartConfig(vocab_size=61, d_model=8, **layers)
     one, other = (BartForConditionalGeneration(config).to("meta") for _ in range(2))
     assert not models.inputs._share_encoder(one, other) and models.inputs._share_encoder(one, one)

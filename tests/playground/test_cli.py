@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from hf_speculative.cli import app
 from hf_speculative.playground import cli
+from tests.support.command import run_command
 
 ROOT = Path(__file__).parents[2]
 SPACE = ROOT / "examples" / "playground_space"
 
 
 def shown(*args):
-    result = CliRunner().invoke(app, ["playground", *args], env={"COLUMNS": "200"})
+    result = run_command("playground", *args, columns=200)
     assert "Traceback" not in result.output
     return result
 

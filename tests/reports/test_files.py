@@ -5,13 +5,12 @@ import os
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import hf_speculative as hs
-from hf_speculative.cli import app
 from hf_speculative.hub.export import export_generate
 from hf_speculative.measuring import decoder
 from hf_speculative.reports import files
+from tests.support.command import run_command
 
 ROWS = ["import os\n", "def main():\n", "class A:\n"]
 
@@ -46,7 +45,7 @@ DATA = ("eval", "--dataset", "data.txt")
     [(DATA, "--results"), (DATA, "--report"), (DATA, "--json"), (("bench",), "--report"), (("bench",), "--json")],
 )
 def test_commands_write_to_regular_files_only(pipe, command, option):
-    result = CliRunner().invoke(app, [*command, option, str(pipe)], env={"COLUMNS": "400"})
+    result = run_command(*command, option, str(pipe))
     assert result.exit_code == 2 and f"{option} {pipe} is no regular file" in result.stderr
     assert pipe.is_fifo()
 

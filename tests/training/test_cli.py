@@ -2,20 +2,17 @@
 
 import shlex
 
-from typer.testing import CliRunner
-
-from hf_speculative.cli import app
 from hf_speculative.embedded import FOLDER
 from hf_speculative.training import prompts
 from hf_speculative.training.trainer import DraftTrainer
-from tests.support.files import write_prompts
+from tests.support.command import run_command, write_prompts
 
 LINES = ['{"prompt": "def %s(x):\\n"}' % name for name in ("add", "mul", "neg", "inv", "dot")]  # noqa: UP031
 QUICK = ("--head", "layers:1", "--steps", 2, "--evaluations", 1, "--max-new-tokens", 8, "--batch-size", 4)
 
 
 def invoke(*args):
-    return CliRunner().invoke(app, ["train", *map(str, args)], env={"COLUMNS": "400"})
+    return run_command("train", *args)
 
 
 def test_a_run_by_command(tmp_path):
@@ -30,7 +27,7 @@ def test_a_run_by_command(tmp_path):
     assert lines[1] == f"hf-speculative check embedded {out}"
     assert lines[2].startswith("hs.attach(hs.embedded_pair()[0],")
     results, few = tmp_path / "eval.jsonl", ("--limit", "2", "--max-new-tokens", "4", "--num-draft-tokens", "2")
-    tried = CliRunner().invoke(app, [*shlex.split(lines[0])[1:], *few, "--results", str(results)])
+    tried = run_command(*shlex.split(lines[0])[1:], *few, "--results", results)
     assert tried.exit_code == 0 and "adaptive" not in tried.output, tried.output
     names = {path.name for path in out.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "README.md", "training.json"} <= names
@@ -65,7 +62,7 @@ def test_what_cannot_work_is_said_at_once(tmp_path, monkeypatch):
     assert "--resume: there is no run in" in refused("--resume")
     assert f"{tmp_path}/nowhere" in refused("--head", f"draft:{tmp_path}/nowhere")
     assert "--device abacus" in refused("--device", "abacus")
-    result = CliRunner().invoke(app, ["train", str(FOLDER / "target"), "--split", "test"])
+    result = run_command("train", str(FOLDER / "target"), "--split", "test")
     assert result.exit_code == 2 and "--split is about --data: name a file" in result.stderr
     path = tmp_path / "file"
     path.write_text("")

@@ -3,7 +3,7 @@
 import pytest
 
 from hf_speculative.training.prompts import read_data
-from tests.support.files import write_prompts
+from tests.support.command import write_prompts
 
 ROWS = [{"prompt": [1, 2, 3 + i], "answer": "x = 1\n"} for i in range(30)]
 
