@@ -89,7 +89,8 @@ class RaggedLayer(CacheLayerMixin):
             moved = [(lane, row) for lane, row in enumerate([*indices, *leaving]) if lane != row]
             if moved:
                 goal, source = uploaded(moved, self.keys.device).T
-                self.keys[goal], self.values[goal] = self.keys[source], self.values[source]
+                for part in (self.keys, self.values):  # whole rows: faster than indexing
+                    part.index_copy_(0, goal, part.index_select(0, source))
         else:
             index = uploaded(indices, self.keys.device)
             self.keys, self.values = self.keys.index_select(0, index), self.values.index_select(0, index)
