@@ -114,7 +114,7 @@ def bench(
     places: Sequence[Place],
     methods: Iterable[str] = DEFAULT_METHODS,
     num_draft_tokens: Sequence[int | None] = (4, None),
-    max_new_tokens: int = 64,
+    max_new_tokens: int = 96,
     repeats: int = 3,
     results: Path | None = None,
     progress: bool = True,

@@ -22,7 +22,6 @@ from tests.support.compared import compared
 from tests.support.plain import reproduces_plain, same_as_plain, takes_lanes
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
-# What the original code drafts
 
 
 class Recorded(CachedModel):

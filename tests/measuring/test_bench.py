@@ -1,5 +1,6 @@
 """The benchmark and its command: evaluations over built-in prompts, place by place."""
 
+import inspect
 import json
 import re
 
@@ -9,6 +10,7 @@ import torch
 import hf_speculative as hs
 from hf_speculative.measuring import bench
 from hf_speculative.measuring.render import suites as suite_tables
+from hf_speculative.measuring.totals import FEWEST_TOKENS
 from tests.support.command import run_command
 from tests.support.evaluations import kill_after
 
@@ -37,6 +39,8 @@ def measured(pair):
 def test_all_methods_at_each_place(measured):
     found = measured([1, 2], [0.0, 1.0])
     assert list(found) == [f"code/16, T={t}, concurrency {c}" for t in (0, 1) for c in (1, 2)]
+    defaults = inspect.signature(bench.bench).parameters
+    assert defaults["max_new_tokens"].default * defaults["repeats"].default >= FEWEST_TOKENS
     labels = ["plain", "assisted, 2 tokens", "draft, 2 tokens", "auto, adaptive length"]
     for evaluation in found.values():
         size = evaluation.header["batch_size"]

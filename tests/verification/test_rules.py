@@ -140,9 +140,6 @@ def test_control_argmax_drafts_judged_by_softmax_are_caught(rule):
     assert bias(rule, p, one_hot(q), 2, length=4, judged_by=q) > WRONG
 
 
-# Numerics
-
-
 def test_zero_residual_falls_back_to_the_target():
     """p == q up to rounding, and a coin that still says no: transformers divides by the zero sum and raises."""
     distribution = torch.tensor([0.25, 0.75])

@@ -54,7 +54,7 @@ class Options:
     batch: str = setting("1", "Prompts decoded together: the concurrency.")
     context: str = setting("64", "Length of each prompt of built-in text, in tokens.")
     temperature: str = setting("0", "0 is greedy.")
-    new_tokens: int | None = setting(None, "Tokens for each prompt. Default: 64; of a suite, 512 at most.", least=2)
+    new_tokens: int | None = setting(None, "Tokens for each prompt. Default: 96; of a suite, 512 at most.", least=2)
     repeats: int | None = setting(None, "Interleaved repeats, for quartiles. Default: 3; of a suite, 1.", least=1)
     methods: str = setting(",".join(DEFAULT_METHODS), f"Of: {', '.join(METHODS)}, where the pair has the draft.")
     raw: bool = raw_setting()
@@ -133,7 +133,7 @@ def bench(settings: Options) -> None:
                 places,
                 settings.methods.split(","),
                 lengths,
-                settings.new_tokens or (512 if settings.suite else 64),
+                settings.new_tokens or (512 if settings.suite else 96),
                 settings.repeats or (1 if settings.suite else 3),
                 folder,
                 raw=settings.raw,
