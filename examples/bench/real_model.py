@@ -1,6 +1,6 @@
 """SmolLM2 on eight questions, in its chat template: plain `generate`, transformers' prompt lookup and this package in turn.
 
-python examples/bench/real_model.py [--tokens 128] [--repeats 1] [--temperature 0.8]
+python examples/bench/real_model.py [--tokens 128] [--repeats 1] [--temperature 0.8] [--suite gsm8k]
 
 Prints a Markdown table: whole calls over plain `generate`, the median over questions and repeats with quartiles, and tokens
 a target pass. Passes are compiled before the first call that counts, as for a process that finds their files.
@@ -14,6 +14,7 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.command.prompts import QUESTIONS
+from hf_speculative.measuring.suites import questions
 from hf_speculative.models.model_state import keeping
 
 
@@ -37,13 +38,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=0.0, help="of sampled calls with top_p 0.95; 0 is greedy")
+    parser.add_argument("--suite", help="eight questions of it instead of ours: NAME or NAME=FILE, as in `bench`")
     given = parser.parse_args()
     sampling = {"do_sample": False}
     if given.temperature:
         sampling = {"do_sample": True, "temperature": given.temperature, "top_p": 0.95, "top_k": 0}
     _, tables, tokenizer = hs.example_pair()
     tokenizer.padding_side = "left"
-    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    asked = [row["turns"][0] for row in questions(given.suite, len(QUESTIONS))] if given.suite else QUESTIONS
+    chats = [[{"role": "user", "content": question}] for question in asked]
     found: dict[tuple[str, int], tuple[str, str]] = {}
     tried = ways(tables)
     for size in (1, 8):

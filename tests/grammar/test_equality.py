@@ -14,6 +14,7 @@ from hf_speculative.drafting.draft_model import DraftModel
 from hf_speculative.embedded import HEAD
 from hf_speculative.grammar.compiled import compiled
 from hf_speculative.grammar.processor import GrammarProcessor
+from tests.support.cases import slow_but
 from tests.support.distributions import assert_samples
 from tests.support.grammars import ORDER, PROMPTS, call_of
 from tests.support.plain import state_of
@@ -54,8 +55,8 @@ def expected(model, call, seed=0):
     return hs.generate(model, **call, draft_model=None)
 
 
-def same(model, call, seed=0, **drafts):
-    plain = expected(model, call, seed)
+def same(model, call, seed=0, plain=None, **drafts):
+    plain = expected(model, call, seed) if plain is None else plain
     torch.manual_seed(seed)
     with hs.record() as stats:
         own = {"reproducible": True} if call["do_sample"] else {}
@@ -64,13 +65,13 @@ def same(model, call, seed=0, **drafts):
     return stats
 
 
-@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampled", slow_but([False, True], False), ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_each_kind_of_grammar(target, draft, tokenizer, name, sampled):
-    call = call_of(tokenizer, 3, GRAMMARS[name], sampled)
+    plain = expected(target, call := call_of(tokenizer, 3, GRAMMARS[name], sampled))
     for drafts in ({}, {"draft_model": "grammar"}, {"draft_model": draft, "num_draft_tokens": 4}):
-        same(target, call, **drafts)
-    texts = texts_of(tokenizer, call, expected(target, call))
+        same(target, call, plain=plain, **drafts)
+    texts = texts_of(tokenizer, call, plain)
     if name in ("schema", "text of a schema"):
         assert all(json.loads(text)["preferred_contact_method"] for text in texts)
     if name == "regex":
@@ -94,9 +95,9 @@ def drafts_of(draft):
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("num_prompts", [1, 4])
 def test_each_way_to_draft(target, draft, tokenizer, num_prompts, sampled):
-    call = call_of(tokenizer, num_prompts, ORDER, sampled)
+    plain = expected(target, call := call_of(tokenizer, num_prompts, ORDER, sampled))
     for name, drafts in drafts_of(draft).items():
-        assert same(target, call, **drafts).num_accepted_draft_tokens, name
+        assert same(target, call, plain=plain, **drafts).num_accepted_draft_tokens, name
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 from transformers import LogitsProcessor
 
 import hf_speculative as hs
+from tests.support.cases import slow_but
 from tests.support.grammars import ORDER, call_of
 
 llguidance = pytest.importorskip("llguidance")
@@ -78,7 +79,7 @@ def both(pair, kind, num_prompts, sampled=False, **drafts):
 
 
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("num_prompts", [1, 4])
+@pytest.mark.parametrize("num_prompts", slow_but([1, 4], 4))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("kind", ["llguidance", "outlines", "xgrammar"])
 def test_engines(pair, kind, num_prompts, sampled):

@@ -191,7 +191,7 @@ def test_seconds_of_rows_are_until_their_own_end(evaluate, monkeypatch):
 
 def test_the_command_makes_the_papers_table(chats, tmp_path):
     files = {name: tmp_path / name for name in ("a.json", "a.md", "b.md", "c.md", "c.html")}
-    cells = ["--batch", "1,2", "--temperature", "0,1", "--new-tokens", "40"]
+    cells = ["--batch", "1,2", "--temperature", "0,1", "--new-tokens", "16"]
     common = ("--suite", chats, *cells, "--results", tmp_path / "r")
     result = run(*common, "--json", files["a.json"], "--report", files["a.md"], "--by", "Ada", "--minutes", "5")
     assert result.exit_code == 0, result.output

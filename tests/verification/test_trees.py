@@ -156,9 +156,6 @@ def test_survival_is_the_chance_that_a_node_is_kept(rule, siblings):
         torch.testing.assert_close(verdict.acceptance_prob, kept)
 
 
-# How much is kept
-
-
 def num_kept(rule, p, q, parents):
     cases, draft, target_probs = all_drafts(p, q, [()], len(parents), parents=parents)
     acceptance_prob = rule()(draft, target_probs, Branching([])).acceptance_prob
