@@ -61,14 +61,15 @@ class RoundCosts:
 
     @property
     def num_timed(self) -> int:
-        """Rounds with drafts that were timed."""
-        return sum(fit.num_timed for fit in self.fits.values())
+        """Rounds with drafts that were timed, at batch sizes whose costs are settled."""
+        return sum(fit.num_timed for fit in self.fits.values() if fit.num_timed >= SETTLED)
 
     def stored(self) -> dict[str, dict[int, list]]:
-        """What is known, as JSON takes it; not how fast the machine is."""
+        """What is settled, as JSON takes it; not how fast the machine is. A few rounds may have met a busy machine."""
         self.settled()
-        fits = {size: [fit.mean.tolist(), fit.covariance.tolist(), fit.num_timed] for size, fit in self.fits.items()}
-        return {"fits": fits, "settled": {size: list(astuple(costs)) for size, costs in self._settled.items()}}
+        fits = {size: fit for size, fit in self.fits.items() if fit.num_timed >= SETTLED}
+        known = {size: [fit.mean.tolist(), fit.covariance.tolist(), fit.num_timed] for size, fit in fits.items()}
+        return {"fits": known, "settled": {size: list(astuple(costs)) for size, costs in self._settled.items()}}
 
     def restore(self, stored: dict[str, dict[str, list]]) -> None:
         """Start from what `stored` gave in an earlier process."""

@@ -48,4 +48,5 @@ class Timed(WrappedSchedule):
         is_whole = nodes or not passes  # no tree that was drafted and not worth its pass
         if self.counts and is_whole and (self.has_drafted or not passes):
             self.known.see(len(round.rows), passes, nodes, seconds, self.levels if passes else 0)
-        self.has_drafted = passes > 0
+        if not self.is_plain:  # behind which a draft reads one token more
+            self.has_drafted = passes > 0

@@ -192,17 +192,12 @@ def timed_rounds(rounds, levels=0):
 
 def test_which_rounds_are_timed_and_as_what(clock):
     """None that reads prompts or is a tree without nodes; the third of the first ones is a plain round."""
-    # The first draft reads the prompts, and one after plain rounds what they decoded.
-    rounds = [(0, [1.0]), (1, [1.0]), (1, []), (1, [1.0]), (1, [1.0]), (2, [])]
-    assert timed_rounds(rounds) == [(0, 1, 0), (0, 0, 0), (1, 1, 0)]
+    # The first draft reads the prompts, and one after a round that needed none what that decoded.
+    rounds = [(0, [1.0]), (1, [1.0]), (1, []), (1, [1.0]), (0, []), (1, [1.0]), (1, [1.0]), (2, [])]
+    assert timed_rounds(rounds) == [(0, 1, 0), (0, 0, 0), (1, 1, 0), (0, 0, 0), (1, 1, 0)]
     # Where guesses promise more, what was planned as a tree takes no pass. The first round reads prompts.
-    rounds = [(passes, [1.0]) for passes in (3, 3, 0, 3, 3, 0)]
-    assert [(passes, levels) for passes, _, levels in timed_rounds(rounds, levels=3)] == [
-        (3, 3),
-        (0, 0),
-        (3, 3),
-        (0, 0),
-    ]
+    rounds = [(passes, [1.0]) for passes in (3, 3, 0, 3, 0)]
+    assert [(passes, levels) for passes, _, levels in timed_rounds(rounds, levels=3)] == [(3, 3), (0, 0)] * 2
 
 
 def distribution_of(rule, p, q, schedule, length, peek=None):
