@@ -27,7 +27,7 @@ def restore(costs: RoundCosts, key: tuple, target: PreTrainedModel, draft: objec
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else processor()
     machine = [device, torch.backends.cpu.get_cpu_capability(), torch.__version__]
     configs = [model.config.to_dict() | dict.fromkeys(NOT_OF_PASSES) for model in (target, draft)]
-    name = digest([machine, repr(key), configs])[:24]
+    name = digest([machine, repr((key, configs))])[:24]
     costs.path = artifacts.folder() / "costs" / f"{type(target).__name__}-{name}.json"
     try:
         costs.restore(json.loads(costs.path.read_text()))
