@@ -117,8 +117,8 @@ def check_cache(cache, inputs: Inputs, source: DraftSource) -> None:
     """Check the user's own cache.
 
     Raises:
-        ValueError: it is of a kind that cannot be taken back or does not know its length, the ids are not those of the whole
-            sequence, or drafts read hidden states, which it does not hold.
+        ValueError: it cannot be taken back, or does not know its length; the ids are not those of the whole sequence; or drafts
+            read hidden states, which it does not hold.
     """
     own = getattr(cache, "self_attention_cache", cache)
     if isinstance(own, Cache) and (type(own) is not DynamicCache or getattr(own, "offloading", False)):

@@ -78,8 +78,8 @@ def prompt_ids(prompt, index: int, model: PreTrainedModel, tokenizer: PreTrained
     """The ids of one prompt, without padding.
 
     Args:
-        prompt: a text, messages for the tokenizer's chat template, ids as a list or `(length,)` tensor, or a mapping with
-            `input_ids` and maybe `attention_mask`, both of one row.
+        prompt: a text; messages for the tokenizer's chat template; ids, as a list or `(length,)` tensor; or a mapping with
+            `input_ids` and maybe `attention_mask` of one row.
 
     Raises:
         ValueError, TypeError: naming `index`, where it is empty, too long, nothing of the kind, or has unknown ids.

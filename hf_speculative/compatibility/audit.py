@@ -72,8 +72,8 @@ class Audit:
 def audit(model: PreTrainedModel, prompt: Sequence[int], a: Sequence[int], b: Sequence[int]) -> Audit | None:
     """Explain where two greedy texts of `model` first differ, from any two systems. `None`: they do not.
 
-    The text before the difference is read by the model in its own number format, and by a copy in float64, which takes 8 bytes
-    a weight. Where the two tokens are no tie, layers of a pass over draft tokens are compared with those of a fresh pass.
+    The model reads the text before the difference in its own number format, and a copy of it in float64, at 8 bytes a weight.
+    Where the two tokens are no tie, layers of a pass over draft tokens are compared with those of a fresh pass.
 
     Args:
         prompt: its ids, without padding.

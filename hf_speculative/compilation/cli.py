@@ -32,7 +32,7 @@ def compile_command(settings: Options) -> None:
     """Compile the passes of a model, or of a pair, for this CPU: before the first call, not in it.
 
     A pass then runs without Python, on weights packed as `attach` packs them. A file for each kind of layer, and two for the
-    rest, serve all batch sizes, drafts (chains and trees) and contexts, and every later process that attaches the model uses
+    rest, serve all batch sizes, drafts (chains and trees) and contexts. Every later process that attaches the model uses
     them. They hold no weights. They are named by the model's config and code, the versions of torch and transformers, the
     processor, and which weights are packed. Where one of these changes, compile again. A C++ compiler is needed now, but not
     later. It takes about a minute of a core, whatever the number of layers; Ctrl-C leaves nothing behind.

@@ -1,6 +1,6 @@
 """`synced_gpus`: ranks with their own prompts, whose forwards need all ranks.
 
-FSDP and ZeRO-3 keep a share of the weights on each rank, so that each forward gathers them from all, and a rank that runs one
+FSDP and ZeRO-3 keep a share of the weights on each rank, and each forward gathers them from all. So a rank that runs one
 forward more than the others waits for ever. Plain `generate` asks once a step whether any rank is still at work, and ranks that
 are done run idle forwards. With speculation ranks differ in more: in how many forwards of the target and of the draft they
 need, and in their order.

@@ -24,8 +24,8 @@ class DynamicTreeDrafter(WrappedDrafter):
     No chance is involved, so that it suits greedy and reproducible calls. Other sampled ones get the chain of the other drafter
     by default, for its distributions make block verification keep more; `rule="sampled"` takes trees there, too.
 
-    It is that chain as well where another part of the call takes chains only, where a processor with a memory of its own would
-    have to be copied for each node, and where a schedule ends drafts early.
+    It is that chain as well where another part of the call takes chains only, and where a schedule ends drafts early. So it is
+    with a processor that has a memory of its own, which would have to be copied for each node.
 
     Args:
         drafter: scores the levels.

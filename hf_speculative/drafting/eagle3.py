@@ -1,7 +1,7 @@
 """An EAGLE-3 head goes on from the target's states (Li et al. 2025, arXiv 2503.01840); P-EAGLE (arXiv 2602.01469) at once.
 
 Slot i of the head's cache is the pair of token i + 1 and the target's state of token i. A round begins with a pass over the
-pairs that the target's last pass has made known, one for each accepted token and one for the newest. What the head then adds of
+pairs that the target's last pass has made known: of each accepted token and of the newest. What the head then adds of
 its own, beside states of its own, stands in the slots behind, and the next round writes over it: nothing to roll back.
 """
 

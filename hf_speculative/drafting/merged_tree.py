@@ -17,7 +17,7 @@ FIRST_TRUST, TRUST_WEIGHT, MEMORY = 0.5, 4.0, 0.97
 class MergedTree:
     """A tree of a drafter's candidates and of guesses, the likeliest first.
 
-    Guesses that the drafter does not share are accepted less often than others of their kind, so their probabilities are
+    Guesses that the drafter does not share are accepted less often than others of their kind. So their probabilities are
     scaled by the ratio of accepted to expected ones so far. The tree is deterministic, and any rule judges it as such.
     """
 

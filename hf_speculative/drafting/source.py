@@ -47,8 +47,8 @@ class BuildContext:
 class DraftSource:
     """Where the drafts of a call come from. A subclass is a dataclass with `method` and `drafter`; the rest has defaults.
 
-    Its first field is the value of `argument`, and each other one that of the option of the same name (`option_table.py`), the
-    default where it was not given; one called `in_call` gets the names of those that the call itself gives, which have to have
+    Its first field is the value of `argument`. Each other one is that of the option of the same name (`option_table.py`), the
+    default where it was not given. One called `in_call` gets the names of those that the call itself gives, which have to have
     an effect. What can be judged by several of these is refused at once, in `__post_init__`.
 
     Attributes:

@@ -1,8 +1,8 @@
 """Draft tokens that both vocabularies have, with a model of another tokenizer.
 
-Token-level intersection (Timor et al. 2025, arXiv 2502.05202, section 4). The draft's logits are moved to the target's ids and
-tokens that the target lacks are masked *before* the processors and the draw, so that the rule gets the distribution that the
-token was drawn from.
+Token-level intersection (Timor et al. 2025, arXiv 2502.05202, section 4). The draft's logits are moved to the target's ids,
+and tokens that the target lacks are masked. This comes *before* the processors and the draw, so that the rule gets the
+distribution that the token was drawn from.
 """
 
 import torch

@@ -136,7 +136,7 @@ def _states_read(ids: list[int] | None) -> list[int] | None:
     """Ids of an EAGLE config as indices into `hidden_states`.
 
     SpecForge and ModelOpt count outputs of layers, EAGLE and vLLM the states before them. SGLang takes ids for the former where
-    the first is 1, as its default [1, L/2 - 1, L - 4] is EAGLE's [2, L/2, L - 3] (sglang PR#25454); so it is done here.
+    the first is 1, and so it is done here. Its default [1, L/2 - 1, L - 4] is EAGLE's [2, L/2, L - 3] (sglang PR#25454).
     """
     return [index + 1 for index in ids] if ids and ids[0] == FIRST_OUTPUT else ids
 

@@ -1,7 +1,7 @@
 """Task scores, which show on the user's references that speculation does not change quality.
 
-A score is a function of the lists `predictions` and `references` that returns a number or a dict of numbers, or an object with
-`compute(predictions=, references=)`, as in the library `evaluate`.
+A score is a function of the lists `predictions` and `references` that returns a number or a dict of numbers. It may also be an
+object with `compute(predictions=, references=)`, as in the library `evaluate`.
 """
 
 import importlib

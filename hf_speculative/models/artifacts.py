@@ -1,7 +1,7 @@
 """Compile passes ahead of time to files, named by a hash of all that they depend on. Loading one takes a fraction of a second.
 
-A folder beside the Hub's cache holds them: `HF_SPECULATIVE_PASSES` names another one. A file that could not be made has a note
-with the reason in its place, and is not tried again until the note is deleted.
+A folder beside the Hub's cache holds them: `HF_SPECULATIVE_PASSES` names another one. In place of a file that
+could not be made there is a note with the reason; it is not tried again until the note is deleted.
 """
 
 import json

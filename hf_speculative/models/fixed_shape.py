@@ -1,7 +1,7 @@
 """A target whose passes all have one shape, so that a token's logits have the same bits for any draft around it.
 
 Rounding of products and attention depends on shapes: on the rows and columns of a pass, and on the slots it reads. Here a row
-keeps its lane until it is done, columns without a draft token hold filler that is rolled back like a rejected draft, and each
+keeps its lane until it is done. Columns without a draft token hold filler, which is rolled back like a rejected draft. Each
 prompt is read alone, in a pass of its own length.
 """
 
@@ -136,8 +136,8 @@ class FixedShape(CachedModel):
 def fixes_bits(model: PreTrainedModel, target: FixedShape, num_rows: int) -> bool:
     """Whether a token's logits have the same bits, in passes of one shape, for any content of other columns and lanes.
 
-    Tried on random tokens, one at a time against 8 at a time in other lanes and with more slots, once for each model object,
-    kind of passes and number of lanes.
+    Tried on random tokens: one at a time against 8 at a time, in other lanes and with more slots. It is tried once for each
+    model object, kind of passes and number of lanes.
     """
     num_lanes = max(num_rows, target.num_lanes or 0)
     how = type(target.model), target.model.compile, target.model.capture is not None, are_packed(model)

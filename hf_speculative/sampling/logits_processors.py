@@ -5,8 +5,8 @@ are at different lengths, and the draft looks ahead at tokens that may never be 
 of three treatments, in the order of the list:
 
 * context-free ones (temperature, top-k, top-p, ...) take all rows and positions at once;
-* transformers' own prefix-dependent ones, which have no memory, take all of them at once as well, see `stateless.py`, and
-  so does a grammar, see `grammar.py`;
+* transformers' own prefix-dependent ones, which have no memory, take all of them at once as well (`stateless.py`), and
+  so does a grammar (`grammar.py`);
 * anything else may have a memory: each row has copies of its own, called once per emitted token and in order.
 """
 
@@ -182,8 +182,8 @@ class OneByOne:
 class StatefulProcessor(OneByOne):
     """One processor with a memory. Each row has a copy of its own, see `Memories`.
 
-    A row's copy is called with a batch as large as plain `generate`'s in which every row is that one, so that a processor
-    which indexes its memory by row finds the right entry.
+    A row's copy is called with a batch as large as plain `generate`'s, in which every row is that one. A processor which
+    indexes its memory by row then finds the right entry.
     """
 
     def __init__(self, processor, memories: Memories):

@@ -1,8 +1,8 @@
 """Choose how draft tokens come from the draft's distribution q when the target samples: drawn, or the likeliest token.
 
-At a position with the target's distribution p, a token drawn from q is kept with probability sum min(p, q), the likeliest token
-of q with p(argmax q). Both can be read from p and q, whichever was proposed. So rounds that are over say which is better, and
-neither has to be tried for it. A round's method is chosen before anything of it is drawn.
+At a position with the target's distribution p, a token drawn from q is kept with probability sum min(p, q). The likeliest token
+of q is kept with p(argmax q). Both can be read from p and q, whichever was proposed. So rounds that are over say which is
+better, and neither has to be tried for it. A round's method is chosen before anything of it is drawn.
 """
 
 DRAWN, LIKELIEST, CHOSEN = "probabilistic", "greedy", "auto"

@@ -197,7 +197,7 @@ class Coupled(ProcessedSampler):
     """Sampling whose output is, token for token, what plain `generate(do_sample=True)` gives under the same seed.
 
     Plain decoding draws one `(batch, vocab)` tensor of Exp(1) noise a step and lets tokens race in it. Here row b at its own
-    step t uses row b of that same tensor, both to propose a draft token and to choose the target's. The target's choice
+    step t uses row b of that same tensor, to propose a draft token and to choose the target's. The target's choice
     is then plain decoding's by construction, whatever was drafted, and the draft guesses well because it shares the
     noise. (Drafter-invariant sampling, Daliri et al. 2024, arXiv 2408.07978.)
 

@@ -122,8 +122,8 @@ class CriteriaStopping(Stopping):
     def _ask_others(self, batch: Batch, b: int, row: int, end: int, score: Tensor) -> bool:
         """The user's own criteria, each row with copies of its own, once a token and in order, until the first hit.
 
-        A row's copy sees a batch as large as plain `generate`'s in which every row is that one, so that a criterion with
-        a memory by row finds the right entry.
+        A row's copy sees a batch as large as plain `generate`'s, in which every row is that one. A criterion with a memory
+        by row then finds the right entry.
         """
         if not self.others:
             return False

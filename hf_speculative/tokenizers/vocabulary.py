@@ -1,7 +1,7 @@
 """Compares two tokenizers: what their tokens stand for, which ones both have, and how a draft can propose.
 
-Tokens are compared by the bytes they stand for, whatever sign their tokenizer writes a space with (`Ġ`, `▁`, `##`), and
-special tokens by their role. (Timor et al. 2025, arXiv 2502.05202, sections 3 and 4.)
+Tokens are compared by the bytes they stand for, whatever sign their tokenizer writes a space with (`Ġ`, `▁`, `##`). Special
+tokens are compared by their role. (Timor et al. 2025, arXiv 2502.05202, sections 3 and 4.)
 """
 
 import functools
@@ -160,8 +160,8 @@ class VocabularyMatch:
     """How a draft with its own tokenizer can propose for a target.
 
     Attributes:
-        strategy: `same` (ids mean the same), `intersection` (proposals are tokens that both have), `strings` (the draft's text
-            is encoded for the target), or `None` if neither can work.
+        strategy: `same` (ids mean the same), `intersection` (proposals are tokens that both have) or `strings` (the draft's
+            text is encoded for the target). `None`: neither can work.
         reason: one line, for people.
     """
 

@@ -1,7 +1,7 @@
 """Store the target's outputs for each text once, and read them in every epoch; it takes room on the disk.
 
-Kept are the states that a head reads, and the last one, of which the output layer makes the logits again, at a small part of
-their size. Where a target does something with its logits after that layer, they are kept themselves.
+Kept are the states that a head reads, and the last one, at a small part of the size of logits. The output layer makes those
+again from it. Where a target does something with its logits after that layer, they are kept themselves.
 """
 
 import hashlib

@@ -77,8 +77,8 @@ class Round:
     def num_accepted(self) -> list[int]:
         """Draft tokens accepted: the new tokens but one, for each round brings one token of its own.
 
-        Where a stop cuts inside the accepted tokens, the last one kept counts as the round's own, so that accepted
-        tokens plus rounds is the number of new tokens, always.
+        Where a stop cuts inside the accepted tokens, the last one kept counts as the round's own. So accepted tokens plus
+        rounds is always the number of new tokens.
         """
         return [len(tokens) - 1 for tokens in self.tokens]
 

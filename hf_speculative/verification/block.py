@@ -18,9 +18,9 @@ from .residual import draw_at, draw_next_token, draw_without_draft, is_proposed,
 class BlockVerification(Rule):
     """Keep the longest prefix whose coin comes up; earlier coins that failed do not end the scan.
 
-    With claim P_0 = 1, P_i = min(1, P_{i-1} p(x_i) / q(x_i)) and S_i = sum (P_i p - q)+, prefix i is kept with probability
-    S_i / (S_i + 1 - P_i), the whole draft with P_k. The next token then comes from (P_i p - q)+. It needs fresh randomness
-    every round: noise keyed by position would be met again by the next round, which biases the output.
+    The claim of prefix i is P_i = min(1, P_{i-1} p(x_i) / q(x_i)), with P_0 = 1. With S_i = sum (P_i p - q)+, it is kept with
+    probability S_i / (S_i + 1 - P_i), the whole draft with P_k. The next token then comes from (P_i p - q)+. It needs fresh
+    randomness every round: noise keyed by position would be met again by the next round, which biases the output.
 
     In a tree, siblings take turns: what a rejected one leaves of the claim and of p is the next one's. A node's coin counts
     if those of all nodes below it have failed.
