@@ -8,7 +8,7 @@ EXAMPLE := .venv/.example
 
 # What says that output is exact to the last token, for `test-kernels`
 EXACTNESS := tests/test_equality.py tests/models/test_verified_types.py tests/compatibility/test_answer.py tests/models/test_placement.py \
-	tests/test_trees.py tests/models/test_trees.py
+	tests/test_trees.py tests/models/test_ragged.py
 
 .PHONY: demo recording test test-slow test-real test-kernels test-gpu quality docs docs-serve clean help
 

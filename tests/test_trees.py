@@ -1,10 +1,14 @@
 """Trees of draft tokens through whole calls: the output is plain decoding's, whatever part of a call looks at it."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import LogitsProcessor
 
 import hf_speculative as hs
+from hf_speculative.call import parts
+from hf_speculative.models import verified_types
 from hf_speculative.verification import TokenVerification
 from tests.support import tiny, trees
 
@@ -55,6 +59,13 @@ def test_trees_give_plain_tokens(processors, mode, batch_size):
 
 def without_padding(inputs, sequences):
     return [row[(1 - mask).sum() :] for row, mask in zip(sequences.tolist(), inputs["attention_mask"], strict=True)]
+
+
+def test_a_target_whose_trees_no_test_compares_takes_chains(monkeypatch):
+    willing = SimpleNamespace(takes_trees=True, branches_with=lambda sampler: True)
+    assert parts.may_branch(willing, tiny.llama(), willing, willing, willing)
+    monkeypatch.setattr(verified_types, "TESTED_TREES", frozenset())
+    assert not parts.may_branch(willing, tiny.llama(), willing, willing, willing)
 
 
 def test_rows_that_wait_take_lanes_between_trees():

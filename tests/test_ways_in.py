@@ -8,12 +8,13 @@ import warnings
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import ContinuousBatchingConfig, GenerationConfig, GenerationMixin
+from transformers import ContinuousBatchingConfig, GenerationConfig, GenerationMixin, LlamaForCausalLM
 from transformers import Seq2SeqTrainer as Trainer
 from transformers import Seq2SeqTrainingArguments as Arguments
 from transformers.cli.serving.utils import CBGenerateManager, GenerateManager
 
 import hf_speculative as hs
+from hf_speculative.embedded import FOLDER, HEAD
 from tests.support import tiny
 from tests.support.plain import speculates
 
@@ -140,3 +141,21 @@ def test_detach_leaves_transformers_own():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not speculates(lambda: model.generate_batch(IDS.tolist(), copy.deepcopy(CONFIG), PAGES))
+
+
+def test_it_loads_and_fits():
+    target, draft, tokenizer = hs.embedded_pair()
+    assert isinstance(target, LlamaForCausalLM) and target.config.num_hidden_layers == 12
+    assert draft.config.num_hidden_layers <= 2 and target.dtype == draft.dtype == torch.float32
+    assert len(tokenizer) == target.vocab_size == draft.vocab_size
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) <= 26e6
+    assert hs.embedded_pair(dtype=torch.bfloat16)[0].dtype == torch.bfloat16
+
+
+def test_its_head_drafts():
+    target, _, tokenizer = hs.embedded_pair()
+    inputs = tokenizer(["import os\n", "def run(self, "], return_tensors="pt", padding=True, padding_side="left")
+    call = {**inputs, "do_sample": False, "max_new_tokens": 40}
+    with hs.record() as stats:
+        text = hs.generate(target, **call, draft_model=str(HEAD))
+    assert torch.equal(text, target.generate(**call)) and stats.draft_acceptance_rate > 0.1

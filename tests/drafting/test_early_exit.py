@@ -8,6 +8,9 @@ import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
 import hf_speculative as hs
+from hf_speculative.call import checks
+from hf_speculative.call.optimize import Execution
+from hf_speculative.drafting.early_exit import EarlyExitSource
 from hf_speculative.models import EarlyExitModel, probe, verified_types
 from hf_speculative.models.shallow import decoder_layers
 from hf_speculative.types import Batch
@@ -160,6 +163,8 @@ def test_early_exit_is_neither_compiled_nor_captured():
     with tiny.CountForwards(model) as forwards, pytest.raises(ValueError, match=message):
         ours(model, tiny.prompts(1), assistant_early_exit=1, optimize=True)
     assert not forwards.lengths
+    with pytest.raises(ValueError, match=message):
+        checks.check_passes(Execution(compile=True, captures=True), EarlyExitSource(1), model)
 
 
 def test_a_model_that_cannot_be_cut_is_refused(monkeypatch):

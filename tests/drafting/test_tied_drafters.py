@@ -12,7 +12,7 @@ import hf_speculative as hs
 from hf_speculative.call import checks
 from hf_speculative.drafting import DFlash, Gemma4Assistant, Mtp, mtp
 from hf_speculative.models import choose
-from hf_speculative.schedules import Heuristic
+from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
 from tests.support import distributions, tied, tiny
 from tests.support.cases import slow_but
 from tests.support.compared import compare_drafts
@@ -76,6 +76,15 @@ def test_greedy(make, name, attention):
 def test_sampling_reproduces_plain(make, name):
     model, arguments = make(name)
     reproduces_plain(model, (1, 3, 4), **arguments)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_drafts_end_where_they_are_unsure(make, name):
+    model, arguments = make(name)
+    own = {key: value for key, value in arguments.items() if key != "num_draft_tokens"}
+    own |= {"schedule": ConfidenceStop(Constant(3), 0.2)}
+    assert same_as_plain(model, tiny.prompts(3), **own).num_draft_tokens > 0
+    reproduces_plain(model, (3, 2), **own)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "glm4_moe x2", "gemma4"])

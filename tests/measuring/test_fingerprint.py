@@ -1,7 +1,11 @@
 """What tells an evaluation that something was changed since: another for anything that matters."""
 
 import copy
+import os
+import subprocess
+import sys
 
+import pytest
 import torch
 from transformers import LogitsProcessor
 
@@ -17,6 +21,16 @@ class Holds(LogitsProcessor):
 def test_objects_count_by_what_they_hold():
     assert fingerprint(Holds({"a": torch.tensor([1.0])})) != fingerprint(Holds({"a": torch.tensor([2.0])}))
     assert fingerprint(Holds(n for n in "a")) == fingerprint(Holds(n for n in "b")) != fingerprint(n for n in "a")
+
+
+@pytest.mark.slow
+def test_it_is_the_same_in_every_process():
+    """A results file is continued by it; sets are in another order, and functions at another address."""
+    values = "{'x', 'y', 'z'}, (lambda n: lambda: n)(2), Holds(1).__call__, torch.ones(2)"
+    code = f"from {__name__} import *; print(*[fingerprint(Holds(value)) for value in ({values})])"
+    environments = [os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.getcwd()} for seed in "12"]
+    one, other = (subprocess.check_output([sys.executable, "-c", code], env=env) for env in environments)
+    assert one == other and len({*one.split()}) == 4
 
 
 def test_weights(target):

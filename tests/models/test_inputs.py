@@ -247,6 +247,7 @@ def test_guidance_with_padded_negative_prompts_and_rows_that_stop():
     }
     plain = model.generate(**inputs, **settings)
     settings["eos_token_id"] = [plain[0, -6].item(), plain[1, -3].item()]
+    assert (model.generate(**inputs, **settings)[:, 7:] == 0).any()
     agrees(model, inputs | settings, draft_model=tiny.noisy_copy(model, 0.05))
 
 

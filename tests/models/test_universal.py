@@ -60,6 +60,7 @@ def test_stops_inside_a_block(family):
     model, inputs = family
     plain = model.generate(**inputs(3), **NEW)
     eos = [plain[row, -12 + 3 * row].item() for row in range(3)]
+    assert model.generate(**inputs(3), **NEW | {"eos_token_id": eos}).shape[1] < plain.shape[1]
     agrees(model, inputs(3) | NEW | {"eos_token_id": eos}, draft_model=tiny.noisy_copy(model))
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from hf_speculative.models.verified_types import TESTED_TREES
 from tests.architectures import page
 from tests.architectures.check import MAPPINGS, examine, types_of
 from tests.architectures.runner import run
@@ -29,6 +30,7 @@ QUICK = ("gemma3_text", "llama", "bloom", "qwen3_next", "zaya", "rwkv", "bart", 
 def test_a_sample_is_exact_by_the_path_it_is_known_to_take(case):
     result = examine(*case)
     assert result.outcome == SAMPLE[case], result.message
+    assert result.trees or case[1] not in TESTED_TREES
 
 
 def test_the_page_shows_the_results_kept():
@@ -40,6 +42,7 @@ def test_every_type_is_exact_or_refused():
     jobs = [(mapping, model_type) for mapping in MAPPINGS for model_type in types_of(mapping)]
     results = list(run(jobs, num_processes=2, seconds=120, gigabytes=12))
     assert not [result for result in results if result.outcome in ("raised", "wrong")]
+    assert not [result for result in results if result.trees is False and result.model_type in TESTED_TREES]
     found = {(result.mapping, result.model_type): result.outcome for result in results}
     assert found == found | SAMPLE
     exact = Counter(result.mapping for result in results if result.outcome in ("ragged", "universal"))

@@ -241,6 +241,7 @@ def test_stop_texts_are_cut_off_and_not_looked_for_in_the_prompt(of_engine, clie
         assert text_streamed(client, body) == whole[: whole.index(stop)]
     chat = client.post("/v1/chat/completions", json={"messages": [HELLO], "max_tokens": 30, "stop": stop}).json()
     assert chat["choices"][0]["message"]["content"] == whole[: whole.index(stop)]
+    assert chat["choices"][0]["finish_reason"] == "stop"
     across = "o" + whole[0]
     answer = client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 30, "stop": across}).json()
     assert answer["choices"][0]["text"] == whole.split(across)[0]

@@ -38,6 +38,8 @@ def test_images_among_texts(target, draft):
     ids, other = asked[0][0], with_image(target, 7)[1]
     asked += [(ids, other, 2), (ids[-5:], {}, 3), ([5, 9, 11], {}, 4), (*with_image(target, 3), 5)]
     expected = [alone(target, ids, seed, media, **SETTINGS[seed % 3]) for ids, media, seed in asked]
+    others = (alone(target, ids, 0, with_image(target, seed)[1], **SETTINGS[0]) for seed in range(1, 8))
+    assert any(other != expected[0] for other in others), "images matter"
     with running(target, max_lanes=3, **drafts) as engine:
         assert engine.takes_media
         answers = []

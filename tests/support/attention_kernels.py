@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
@@ -19,6 +21,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from hf_speculative.hf_compat import attention_name, set_own_attention
 
 FLASH, FLEX, HUB = "flash_attention_2", "flex_attention", "kernels-community/flash-attn3"
+#: what transformers' own function takes, as these were written
+PARAMETERS = "module query key value attention_mask dropout scaling sliding_window softcap is_causal s_aux cache kwargs"
 
 
 class Kernels:
@@ -82,6 +86,7 @@ def kernels(monkeypatch) -> Kernels:
     """All of them registered, under the names that models are loaded with."""
     functions, masks = ALL_ATTENTION_FUNCTIONS._global_mapping, ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
     found = Kernels()
+    assert {*inspect.signature(functions[FLASH]).parameters} <= {*PARAMETERS.split()}
     for name, function in ((FLASH, found.flash), (HUB, found.flash), (FLEX, found.flex)):
         monkeypatch.setitem(functions, name, function)
     for name, mask in ((HUB, flash_attention_mask), (FLEX, flex_mask)):
