@@ -50,7 +50,7 @@ class Learned:
         passes = how_passes_run(execution.compile, model, source.draft_model)
         where = (model.dtype, model.device, torch.get_num_threads(), execution.captures, *passes, *inputs.others)
         costs = _costs.setdefault(model, WeakKeyDictionary()).setdefault(pair, {})
-        # Ranks may have been in different calls before, and wait for each other; passes that are made take their time once.
+        # Ranks may have been in different calls before, and wait for each other.
         is_alone = not (options["synced_gpus"] or is_sharded(model) or is_sharded(source.draft_model))
         key = (source.cost_key, *sampling, *where)
         if key not in costs:
@@ -59,6 +59,7 @@ class Learned:
                 stored_costs.restore(costs[key], key, model, pair)
         self._costs = costs[key]
         is_ours = is_alone and own.schedule is None  # what a user's own schedule learns ends with the call
+        # Passes that are made take their time once.
         self.is_timed = is_ours and not warms_up(execution.compile, execution.captures, model, source.draft_model)
         self.is_kept = is_ours and (not is_sampled or bool(own.reproducible))  # else tokens depend on draft lengths
         self.costs: Callable[[int], Costs] = self._costs if self.is_kept else self._costs.settled()

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from ..models import artifacts
 from ..models.described import NOT_OF_PASSES, digest, processor
+from ..reports import files
 from ..schedules import RoundCosts
 
 #: a file is written again once this many times as many rounds were timed: few writes, and an interrupted process loses little
@@ -33,7 +34,7 @@ def restore(costs: RoundCosts, key: tuple, target: PreTrainedModel, draft: objec
         costs.restore(json.loads(costs.path.read_text()))
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:  # whatever the file holds
         logger.warning(f"Costs of drafts are measured anew: {costs.path} cannot be read ({error}).")
 
 
@@ -42,8 +43,6 @@ def write(costs: RoundCosts) -> None:
     if costs.path is None or costs.num_timed < max(1, MORE * costs.num_stored):
         return
     costs.num_stored = costs.num_timed
-    begun = costs.path.with_suffix(f".{os.getpid()}")
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         costs.path.parent.mkdir(parents=True, exist_ok=True)
-        begun.write_text(json.dumps(costs.stored()))
-        begun.replace(costs.path)
+        files.write(costs.path, json.dumps(costs.stored()))

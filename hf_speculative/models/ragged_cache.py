@@ -147,7 +147,9 @@ class RaggedCache(Cache):
         self.captured: dict[tuple, Callable[..., Any]] = {}
         self.start, self.end, self.lowest, self.capacity = 0, 0, 0, 0
         self.num_rows, self.used = 0, 0
-        self.slots, self.is_prompt = None, False
+        self.slots: Tensor | None = None
+        self.is_prompt = False
+        self._index: tuple[Tensor | None, tuple[Tensor, Tensor]] | None = None
         kinds = itertools.zip_longest(windows, num_states, attends)
         layers = [
             RaggedLayer(self, window)
@@ -160,19 +162,12 @@ class RaggedCache(Cache):
         self.recurrence = Recurrence([layer for layer in layers if isinstance(layer, RecurrentLayer)])
         super().__init__(layers=layers)
 
-    @property
-    def slots(self) -> Tensor | None:
-        return self._slots
-
-    @slots.setter
-    def slots(self, slots: Tensor | None) -> None:
-        self._slots = slots
-        self._index = None if slots is None else in_rows(slots, slots.device)
-
     def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Of `slots`, for a layer on this device; made once a pass where all lie on one."""
-        assert self._index is not None and self._slots is not None
-        return self._index if self._slots.device == device else in_rows(self._slots, device)
+        """Of `slots`, for a layer on this device; made once a pass and device."""
+        assert self.slots is not None
+        if self._index is None or self._index[0] is not self.slots or self._index[1][0].device != device:
+            self._index = self.slots, in_rows(self.slots, device)
+        return self._index[1]
 
     @property
     def allocated(self) -> list[RaggedLayer]:

@@ -68,16 +68,17 @@ class RoundCosts:
         """What is settled, as JSON takes it; not how fast the machine is. A few rounds may have met a busy machine."""
         self.settled()
         fits = {size: fit for size, fit in self.fits.items() if fit.num_timed >= SETTLED}
-        known = {size: [fit.mean.tolist(), fit.covariance.tolist(), fit.num_timed] for size, fit in fits.items()}
+        known = {size: [fit.mean.tolist(), fit.covariance.tolist()] for size, fit in fits.items()}
         return {"fits": known, "settled": {size: list(astuple(costs)) for size, costs in self._settled.items()}}
 
     def restore(self, stored: dict[str, dict[str, list]]) -> None:
         """Start from what `stored` gave in an earlier process."""
-        for size, (mean, covariance, num_timed) in stored["fits"].items():
-            fit = self._fit(int(size))
+        settled, fits = {int(size): Costs(*costs) for size, costs in stored["settled"].items()}, {}
+        for size, (mean, covariance) in stored["fits"].items():
+            fits[int(size)] = fit = _Fit(self._assumed(int(size)), None)
             fit.mean, fit.covariance = np.array(mean, float).reshape(4), np.array(covariance, float).reshape(4, 4)
-            fit.num_timed = num_timed
-        self._settled = {int(size): Costs(*costs) for size, costs in stored["settled"].items()}
+            fit.num_timed = SETTLED  # so that a few more rounds count for a new file
+        self._settled, self.fits = settled, fits
         self.num_stored = self.num_timed
 
     def _assumed(self, size: int) -> Costs:

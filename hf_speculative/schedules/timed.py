@@ -21,7 +21,7 @@ class Timed(WrappedSchedule):
     def __init__(self, schedule: Schedule, known: RoundCosts):
         super().__init__(schedule)
         self.known, self.num_rounds = known, 0
-        self.counts = self.has_drafted = self.is_plain = self.is_long = False
+        self.counts = self.is_caught_up = self.is_plain = self.is_long = False
 
     def begin(self, batch: Batch, costs: Callable[[int], Costs]) -> None:
         super().begin(batch, costs)
@@ -46,7 +46,7 @@ class Timed(WrappedSchedule):
             self.schedule.update(round)
         passes = 0 if self.is_plain else passes
         is_whole = nodes or not passes  # no tree that was drafted and not worth its pass
-        if self.counts and is_whole and (self.has_drafted or not passes):
+        if self.counts and is_whole and (self.is_caught_up or not passes):
             self.known.see(len(round.rows), passes, nodes, seconds, self.levels if passes else 0)
         if not self.is_plain:  # behind which a draft reads one token more
-            self.has_drafted = passes > 0
+            self.is_caught_up = passes > 0

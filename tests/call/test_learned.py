@@ -145,7 +145,9 @@ def test_a_process_starts_from_the_costs_that_earlier_ones_learned(pair, machine
     assert before.path != after.path
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"fits": {"1": [[1], [2], 3]}, "settled": {}}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"fits": [], "settled": {}}', '{"fits": {"1": [[1], [2]]}, "settled": {}}']
+)
 def test_a_damaged_file_of_costs_is_written_anew(pair, machine, next_process, tmp_path, caplog, content):
     machine(*pair, draft_step=0.3)
     decoded(*pair)
