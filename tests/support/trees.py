@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 
 import torch
@@ -119,6 +120,18 @@ def path_to(parents, node: int) -> list[int]:
     return [] if node < 0 else [*path_to(parents, parents[node]), node]
 
 
+def plain_logits(model, ids: list[int]) -> torch.Tensor:
+    """What follows `ids` with plain `generate`'s positions, `(vocab,)`: in one pass where attention is causal."""
+    sees_later = getattr(model.config.get_text_config(decoder=True), "use_bidirectional_attention", False)
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    step, past = 1 if sees_later else len(ids), None
+    for begin in range(0, len(ids), step):
+        own = {"position_ids": torch.arange(begin, begin + step)[None]} if takes_positions else {}
+        output = model(torch.tensor([ids[begin : begin + step]]), past_key_values=past, use_cache=True, **own)
+        past = output.past_key_values
+    return output.logits[0, -1]
+
+
 @torch.no_grad()
 def check_trees(model, rtol: float = 1e-3, atol: float = 2e-4) -> None:
     """Each node sees its own path and nothing else, and what is kept is a chain again.
@@ -153,7 +166,7 @@ def check_trees(model, rtol: float = 1e-3, atol: float = 2e-4) -> None:
             for column, node in enumerate(known):
                 path = path_to(parents[row], node)
                 ids = [*batch.tokens[row, pad:length].tolist(), *draft.tokens[row, path].tolist()]
-                fresh = model(torch.tensor([ids])).logits[0, -1]
+                fresh = plain_logits(model, ids)
                 torch.testing.assert_close(found[row, column], fresh, rtol=rtol, atol=atol)
             paths.append(path_to(parents[row], generator.randint(-1, n - 1)))
         path = torch.tensor([path + [0] * (n - len(path)) for path in paths])
