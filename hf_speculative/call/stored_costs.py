@@ -8,8 +8,8 @@ from contextlib import suppress
 import torch
 from transformers import PreTrainedModel
 
-from ..models import artifacts
-from ..models.described import NOT_OF_PASSES, digest, processor
+from ..models.described import NOT_OF_PASSES, digest
+from ..models.folder import FOLDER, OFF, folder, processor
 from ..reports import files
 from ..schedules import RoundCosts
 
@@ -23,13 +23,13 @@ def restore(costs: RoundCosts, key: tuple, target: PreTrainedModel, draft: objec
 
     A draft that is no model has none: its class does not say what it costs.
     """
-    if os.environ.get(artifacts.FOLDER) == artifacts.OFF or not isinstance(draft, PreTrainedModel):
+    if os.environ.get(FOLDER) == OFF or not isinstance(draft, PreTrainedModel):
         return
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else processor()
     machine = [device, torch.backends.cpu.get_cpu_capability(), torch.__version__]
     configs = [model.config.to_dict() | dict.fromkeys(NOT_OF_PASSES) for model in (target, draft)]
     name = digest([machine, repr((key, configs))])[:24]
-    costs.path = artifacts.folder() / "costs" / f"{type(target).__name__}-{name}.json"
+    costs.path = folder() / "costs" / f"{type(target).__name__}-{name}.json"
     try:
         costs.restore(json.loads(costs.path.read_text()))
     except FileNotFoundError:

@@ -41,6 +41,8 @@ class CompiledPackage:
             self.metadata: dict[str, str] = json.loads(archive.read(inside[metadata]))
             self.folder = mkdtemp()
             self.library = Path(archive.extract(inside[library], self.folder))
+            if (operators := f"{self.library.stem}.json") in inside:  # torch looks for it there: operators of ours
+                archive.extract(inside[operators], self.folder)
 
     def function(self) -> CompiledFunction:
         """Another one."""

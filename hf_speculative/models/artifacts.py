@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
-from huggingface_hub.constants import HF_HOME
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging as hf_logging
@@ -28,6 +27,7 @@ from . import exported
 from .attention import with_folded_attention
 from .bound import BoundPass, Moved, PassOfPieces
 from .described import NOT_OF_LAYERS, described, digest, suffix_of_packed
+from .folder import FOLDER, OFF, folder
 from .packed_layers import packed_of
 from .packed_parameters import own_tensors, parameters_of
 from .pieces import CannotCut, pieces_of
@@ -35,8 +35,6 @@ from .shallow import has_own_forward, install_capturing_hooks
 from .states import only_capture
 from .traced import HeadPass, Pass, TracedPass, sizes_that_vary
 
-#: the environment variable with the folder of the files; `OFF`: `optimize="auto"` neither uses nor makes files
-FOLDER, OFF = "HF_SPECULATIVE_PASSES", "off"
 #: rough costs, to estimate whether compiling pays: Python's time a layer, and the bytes that a core reads a second
 SECONDS_A_LAYER, BYTES_A_SECOND = 3e-4, 2e10
 #: the least share of Python in a pass's time for `optimize="auto"` to make a file
@@ -76,11 +74,6 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
     if getattr(config, "is_heterogeneous", False) or getattr(config, "num_kv_shared_layers", 0):
         return "has layers whose keys and values are of another shape than others', or another's"
     return None
-
-
-def folder() -> Path:
-    named = os.environ.get(FOLDER)
-    return Path(named) if named not in (None, "", OFF) else Path(HF_HOME) / "hf_speculative" / "passes"
 
 
 def path_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Path:

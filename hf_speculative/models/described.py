@@ -13,6 +13,7 @@ from transformers import PretrainedConfig
 
 from ..hf_compat import attention_name
 from ..version import __version__
+from .folder import processor
 from .packed_layers import PLAIN, layout_of, packed_of
 from .packed_parameters import WEIGHT, named_parameters_of
 
@@ -23,7 +24,7 @@ NOT_OF_LAYERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
 #: attributes that change nothing of a module
 NOT_OF_MODULES = ("name_or_path", "layer_idx", "num_layers", "call", "samples", "recorded")
 #: modules whose source decides what is compiled
-SOURCES = ["exported", "traced", "pieces", "masks", "attention", "packed_layers", "fused_linears", "places", "states"]
+SOURCES = ["exported", "traced", "pieces", "masks", "attention", "packed_layers", "products", "places", "states"]
 
 
 def described(model: nn.Module, config: PretrainedConfig, *others: str) -> str:
@@ -77,14 +78,7 @@ def _sources(model: nn.Module) -> str:
     return hashlib.sha256(b"".join(texts)).hexdigest()
 
 
-def processor() -> str:
-    """The processor's features, as the system reports them."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else [platform.processor()]
-    return next((line for line in lines if line.startswith(("flags", "Features"))), lines[0] if lines else "")
-
-
 def suffix_of_packed(model: nn.Module) -> str:
     """A suffix of a file's name for the packed layers."""
-    packed = layout_of(packed_of(model))
+    packed = layout_of(model)
     return f"-packed-{digest(packed)[:8]}" if packed else ""

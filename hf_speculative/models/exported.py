@@ -63,7 +63,7 @@ def compile_to(path: Path, module) -> None:
         program = export(for_compiler(module))
         settings = {
             "aot_inductor.package_constants_in_so": False,
-            "aot_inductor.metadata": {"packed": json.dumps(layout_of(packed_of(module)))},
+            "aot_inductor.metadata": {"packed": json.dumps(layout_of(module))},
             "cpp.dynamic_threads": True,  # one file for any number of threads, not for those of the process that made it
         }
         try:
@@ -116,7 +116,7 @@ def load(package: CompiledPackage, module: nn.Module) -> BoundPass:
     if missing := [name for name in names if name not in own]:
         raise Differs(f"it needs {', '.join(missing)}, which the model does not have")
     packed = packed_of(module)
-    if layout_of(packed) != json.loads(package.metadata["packed"]):
+    if layout_of(module) != json.loads(package.metadata["packed"]):
         raise Differs("other layers of the model are packed than those that it was compiled for")
     weights = {f"{name}.{WEIGHT}": parameters for name, parameters in packed.items()}
     weights = {name: weights[name] for name in names if name in weights}  # a head's pass does not read all

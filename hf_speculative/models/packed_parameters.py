@@ -2,8 +2,7 @@
 
 import functools
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, cast
 from weakref import WeakSet
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..hf_compat import OWNED_ONCE, has_own_storage, owners_of, version_of
-from .fused_linears import FusedLinears
+from .products import unpacked
 
 #: numbers of a shared weight that are compared before use
 NUM_SAMPLES = 4096
@@ -48,43 +47,22 @@ class Reader(Protocol):
         """Stop reading the weight: it is freed when this returns."""
 
 
-@dataclass(frozen=True)
-class Held:
-    """The packed weight of a layer: read in one step, since another thread may restore the plain one meanwhile.
-
-    Attributes:
-        packed: the weight as `(out, in)`, in oneDNN's blocks, with the rows of all that are packed `together`; `None` while
-            the plain one is there.
-        together: the layers that this one is packed with, if there are some; it is the one at `index`.
-    """
-
-    packed: Tensor | None = None
-    together: FusedLinears | None = None
-    index: int = 0
-
-
 class PackedParameters(dict):
     """`_parameters` of a layer with a packed weight: reading restores the plain one.
 
     Attributes:
-        held: the packed weight.
-        is_apart: it is packed alone, even if its name says that it reads a shared input.
+        packed: the weight's numbers, see `products`; `None` while the plain one is there.
         is_plain_transposed: the plain one is `(in, out)`.
         stamp: of a weight that an embedding has as well, and that stays where it is.
         num_restored: how often it was restored.
         readers: compiled passes that read the packed weight, and let go of it before the plain one is back.
     """
 
-    held: Held = Held()
-    is_apart: bool = False
+    packed: Tensor | None = None
     is_plain_transposed: bool = False
     stamp: Stamp | None = None
     num_restored: int = 0
     readers: WeakSet[Reader] = cast("WeakSet[Reader]", ())
-
-    @property
-    def packed(self) -> Tensor | None:
-        return self.held.packed
 
     def peek(self) -> Tensor:
         """The weight as a tensor of the right shape, type and device: its numbers are not there while it is packed."""
@@ -104,30 +82,17 @@ class PackedParameters(dict):
 
     @torch.inference_mode(False)
     def restore(self) -> None:
-        """Restore the plain weight, and those that are packed together with it."""
+        """Restore the plain weight."""
         with _lock:
-            together, packed = self.held.together, self.packed
-            members = [self] if together is None else [reference() for reference in together.members]
-            for member in filter(None, members):
-                for reader in tuple(member.readers):
-                    reader.release()
-            if packed is not None and self.stamp is None:
-                plain = packed.to_dense().t() if self.is_plain_transposed else packed.to_dense()
-                parts = [plain] if together is None else together.split(plain, 0)
-                for member, part in zip(members, parts, strict=True):
-                    if member is not None:
-                        member._write(part.clone(memory_format=torch.contiguous_format))
-                        member.num_restored += 1
-            for member in filter(None, members):
-                member.held, member.stamp = Held(), None
-                member.readers = cast("WeakSet[Reader]", ())
-
-    def separate(self) -> None:
-        """Restore plain weights, to be packed each alone later."""
-        members = [] if self.held.together is None else self.held.together.members
-        for one in filter(None, (reference() for reference in members)):
-            one.is_apart = True
-        self.restore()
+            for reader in tuple(self.readers):
+                reader.release()
+            if self.packed is not None and self.stamp is None:
+                rows = self.peek().shape[self.is_plain_transposed]
+                plain = unpacked(self.packed, rows)
+                self._write(plain.t().contiguous() if self.is_plain_transposed else plain)
+                self.num_restored += 1
+            self.packed = self.stamp = None
+            self.readers = cast("WeakSet[Reader]", ())
 
     def check(self) -> None:
         """End the packing of a shared weight that was written to."""
@@ -192,24 +157,19 @@ for _name in ("__setitem__", "__delitem__", "__ior__", "pop", "popitem", "setdef
     setattr(PackedParameters, _name, _restoring(getattr(dict, _name)))
 
 
-def hold(members: Sequence[PackedParameters], packed: Tensor, is_shared: bool) -> bool:
-    """Put `packed` in place of the plain weights, or beside one that `is_shared`. False if other code refers to one."""
+def hold(parameters: PackedParameters, packed: Tensor, is_shared: bool) -> bool:
+    """Put `packed` in place of the plain weight, or beside one that `is_shared`. False if other code refers to it."""
     with _lock:
-        together = None
-        if len(members) > 1:  # whole before a thread that computes meanwhile finds it
-            together = FusedLinears([len(one.peek()) for one in members], list(map(weakref.ref, members)))
-        for index, one in enumerate(members):
-            one.stamp = Stamp.of(one.peek()) if is_shared else None
-            # From here on readers of the weight wait for the lock; earlier ones are found by `is_held`.
-            one.held = Held(packed, together, index)
-        if not is_shared and any(map(is_held, members)):
-            for one in members:
-                one.held = Held()
+        parameters.stamp = Stamp.of(parameters.peek()) if is_shared else None
+        # From here on readers of the weight wait for the lock; earlier ones are found by `is_held`.
+        parameters.packed = packed
+        if not is_shared and is_held(parameters):
+            parameters.packed = None
             return False
-        for one in () if is_shared else members:
-            weight = one.peek()
+        if not is_shared:
+            weight = parameters.peek()
             # Of the right shape, dtype and device; its numbers are NaN, and cannot be written to.
-            one._write(torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape))
+            parameters._write(torch.full((), torch.nan, dtype=weight.dtype).expand(weight.shape))
         return True
 
 

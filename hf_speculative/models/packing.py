@@ -18,9 +18,8 @@ from transformers import PreTrainedModel
 
 from ..hf_compat import is_compiled, placement_hook
 from . import pool
-from .packed_layers import HELD, dtypes, is_linear, is_packed, unpack, unsupported_reason
+from .packed_layers import HELD, dtypes, is_linear, is_packed, pack, unpack, unsupported_reason
 from .packed_parameters import PackedParameters, parameters_of, weight_of
-from .packed_units import Unit, linear_layers, parts_of, units_of
 from .sharding import group_of, is_sharded
 
 #: bytes of a float32 weight below which packing gains less than a packed layer's own Python takes, 5 microseconds
@@ -34,18 +33,14 @@ class Packing:
     """The packed layers of one model.
 
     Attributes:
-        units: the packed layers.
+        layers: the packed ones, each with whether an embedding shares its weight.
         left: the number of plain layers by reason.
         has_small: small layers are packed as well.
     """
 
-    units: list[Unit] = field(default_factory=list)
+    layers: dict[nn.Module, bool] = field(default_factory=dict)
     left: Counter[str] = field(default_factory=Counter)
     has_small: bool = True
-
-    @property
-    def layers(self) -> list[nn.Module]:
-        return [layer for unit in self.units for layer in unit.layers]
 
     def __str__(self) -> str:
         num_packed, num_plain = sum(map(is_packed, self.layers)), self.left.total()
@@ -54,8 +49,8 @@ class Packing:
             return f"none of {num_plain} linear layers is packed{left}"
         waiting = len(self.layers) - num_packed
         left = f"; {waiting} more when the next call begins" * bool(waiting) + left
-        num_bytes = sum(unit.num_bytes for unit in self.units)
-        num_copied = sum(unit.num_bytes for unit in self.units if unit.is_shared)
+        num_bytes = sum(map(_num_bytes, self.layers))
+        num_copied = sum(_num_bytes(layer) for layer, is_shared in self.layers.items() if is_shared)
         copied = f", {num_copied / 2**20:.0f} MiB of them a second copy" if num_copied else ""
         return (
             f"{num_packed} of {len(self.layers) + num_plain} linear layers are packed ({num_bytes / 2**20:.0f} MiB"
@@ -72,7 +67,7 @@ def packing_unsupported_reason(model: PreTrainedModel) -> str | None:
     if kind is not None:
         return f"is on {kind}, and packed weights are for CPUs"
     if not dtypes():
-        return "runs on a CPU or a torch without oneDNN's packed products"
+        return "runs on a CPU or a torch without packed products"
     if is_sharded(model) or group_of(model) is not None:
         return "is run by several processes"
     if getattr(model, "hf_quantizer", None) is not None:
@@ -108,21 +103,39 @@ def pack_weights(model: PreTrainedModel, has_small: bool = False, only: Collecti
         among = {model.get_submodule(name) for name in only}
         layers = {layer: is_shared for layer, is_shared in layers.items() if layer in among}
     with torch.no_grad(), torch.inference_mode(False):
-        for unit in units_of(model, layers):
-            if (reason := unit.unsupported_reason()) is not None:
-                packing.left[reason] += len(unit.layers)
-            elif only is None and not has_small and is_small(unit):
-                packing.left["small, and not faster packed"] += len(unit.layers)
-            elif unit.pack():
-                packing.units.append(unit)
+        for layer, is_shared in layers.items():
+            # possibly as a part of another model
+            if (reason := None if is_packed(layer) else unsupported_reason(layer, is_shared)) is not None:
+                packing.left[reason] += 1
+            elif only is None and not has_small and is_small(layer):
+                packing.left["small, and not faster packed"] += 1
+            elif is_packed(layer) or pack(layer, is_shared):
+                packing.layers[layer] = is_shared
             else:
-                packing.left[HELD] += len(unit.layers)
+                packing.left[HELD] += 1
     _give_back_memory()
 
 
-def is_small(unit: Unit) -> bool:
-    """Whether eager passes gain nothing from packing it; bfloat16 weights are reordered to blocks in any case."""
-    return weight_of(unit.layers[0]).dtype == torch.float32 and unit.num_bytes < LEAST_BYTES * len(unit.layers)
+def linear_layers(model: PreTrainedModel) -> dict[nn.Module, bool]:
+    """The layers that may be packed, each with whether an embedding shares its weight.
+
+    Left out: the first parameter of a model, which `model.device` and `model.dtype` read.
+    """
+    parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    firsts = {id(next(parameters_of(part), None)) for part in parts}
+    shared = {id(weight_of(module)) for module in model.modules() if isinstance(module, nn.Embedding)}
+    places = {module: id(weight_of(module)) for module in model.modules() if is_linear(module)}
+    return {module: place in shared for module, place in places.items() if place in shared or place not in firsts}
+
+
+def is_small(layer: nn.Module) -> bool:
+    """Whether eager passes gain nothing from packing it; plain bfloat16 products are slow at any size."""
+    return weight_of(layer).dtype == torch.float32 and _num_bytes(layer) < LEAST_BYTES
+
+
+def _num_bytes(layer: nn.Module) -> int:
+    weight = weight_of(layer)
+    return weight.nelement() * weight.element_size()
 
 
 def renew(model: PreTrainedModel | None) -> None:
@@ -131,15 +144,12 @@ def renew(model: PreTrainedModel | None) -> None:
     if packing is None:
         return
     num_renewed = 0
-    packing.units = [unit for whole in packing.units for unit in parts_of(whole)]
     with torch.no_grad(), torch.inference_mode(False):
-        for unit in packing.units:
-            layer = unit.layers[0]
-            if unit.is_shared and isinstance(layer._parameters, PackedParameters):
+        for layer, is_shared in packing.layers.items():
+            if is_shared and isinstance(layer._parameters, PackedParameters):
                 layer._parameters.check()
-            are_plain = not any(map(is_packed, unit.layers)) and all(map(is_linear, unit.layers))
-            if are_plain and unit.unsupported_reason() is None:
-                num_renewed += unit.pack()
+            if not is_packed(layer) and is_linear(layer) and unsupported_reason(layer, is_shared) is None:
+                num_renewed += pack(layer, is_shared)
     if num_renewed:
         _give_back_memory()
 
@@ -163,7 +173,7 @@ def unpack_partial(model: PreTrainedModel) -> None:
 
 def are_packed(model: PreTrainedModel | None) -> bool:
     """Whether its weights are packed at the start of each call."""
-    return model in _packings and bool(_packings[model].units)
+    return model in _packings and bool(_packings[model].layers)
 
 
 def describe(model: PreTrainedModel) -> str:

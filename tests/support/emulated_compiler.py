@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from hf_speculative.models import artifacts, execution, exported, pool
 from hf_speculative.models.exported import check
-from hf_speculative.models.packed_layers import for_compiler, layout_of, packed_of
+from hf_speculative.models.packed_layers import for_compiler, layout_of
 from hf_speculative.models.pieces import Before
 from hf_speculative.models.traced import HeadPass, TracedPass
 
@@ -70,7 +70,7 @@ class Emulated:
         self.num_files += 1
         self.num_made += begins_a_pass(module)
         path.write_text(str(self.num_files))
-        self.modules[str(self.num_files)] = copy.deepcopy(for_compiler(module)), layout_of(packed_of(module))
+        self.modules[str(self.num_files)] = copy.deepcopy(for_compiler(module)), layout_of(module)
 
     def check(self, compiled, module):
         """The trial of what was made; its passes are not counted."""
