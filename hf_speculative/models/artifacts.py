@@ -188,19 +188,19 @@ def _made(model: PreTrainedModel, recorded: tuple[int, ...]) -> list[Path]:
     with FileLock(path.with_suffix(".lock")):
         if note.exists():
             raise CannotCompile(note.read_text())
+        files = files_of(model, recorded)
         while True:
-            files = files_of(model, recorded)
             try:
                 _make(files)
+                return list(files.modules)
             except Moved as error:
                 raise CannotCompile(str(error)) from error
             except Exception as error:  # torch's compiler raises many kinds; passes then run eagerly
-                if len(files.parts) > 1:
-                    path.with_suffix(WHOLE).write_text(_short(error))
-                    continue
-                note.write_text(_short(error))
-                raise CannotCompile(_short(error)) from error
-            return list(files.modules)
+                if len(files.parts) == 1:
+                    note.write_text(_short(error))
+                    raise CannotCompile(_short(error)) from error
+                path.with_suffix(WHOLE).write_text(_short(error))
+                files = Files(files.whole, [files.whole], [path])
 
 
 def _short(error: Exception) -> str:
@@ -217,7 +217,7 @@ def _make(files: Files) -> None:
             exported.compile_to(begun[path], module)
         if missing:
             not_moved = replace(files, paths=[begun.get(path, path) for path in files.paths])
-            exported.check(not_moved.load(), files.whole)
+            exported.check(not_moved.load(), files.whole, files.parts)
         for path, made in begun.items():
             made.replace(path)
 

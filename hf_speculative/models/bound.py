@@ -7,7 +7,7 @@ all weights, and is not run again: the call goes on eagerly, and the next call b
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -76,12 +76,12 @@ class PassOfPieces:
     """Run the pieces of a pass in order, with the interface of a `BoundPass`.
 
     Args:
-        pieces: bound, see `pieces_of`.
+        pieces: each a `BoundPass`, see `pieces_of`.
         recorded: the layers whose states a pass returns.
     """
 
-    def __init__(self, pieces: list[BoundPass], recorded: tuple[int, ...]):
-        self.pieces = pieces
+    def __init__(self, pieces: list[Any], recorded: tuple[int, ...]):
+        self.pieces, self.recorded = pieces, recorded
         self.before, *self.layers, self.after = pieces
         self.kept_at: dict[int, list[int]] = {}
         for place, layer in enumerate(recorded):

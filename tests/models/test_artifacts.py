@@ -17,6 +17,7 @@ import hf_speculative as hs
 from hf_speculative.call import learned
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.models import RaggedModel, artifacts, attention, execution, exported, pieces, pool, traced
+from hf_speculative.models.bound import PassOfPieces
 from tests.architectures.check import build
 from tests.architectures.inputs import prompts
 from tests.support import heads, tiny
@@ -317,6 +318,21 @@ class TestWhatCannotBeCompiled:
         module = with_states(*recorded)
         with torch.no_grad(), pytest.raises(exported.Differs, match=message):
             exported.check(partial(spoilt, module), module)
+
+    @pytest.mark.parametrize("factor", [1.004, 1.3])
+    def test_in_half_precision_each_piece_is_held_to_its_own(self, factor):
+        """Rounded otherwise, or wrong, in one of many layers."""
+        model = tiny.llama(layers=12).to(torch.bfloat16)
+        model.model.embed_tokens.weight.data[:, 3] = 400.0
+        files = artifacts.files_of(model)
+
+        def run(part, inputs):
+            found = part(*inputs)
+            return [factor * found] if part is files.parts[7] else [found] if torch.is_tensor(found) else list(found)
+
+        passes = PassOfPieces([partial(run, part) for part in files.parts], ())
+        with torch.no_grad(), pytest.raises(exported.Differs, match="Layer") if factor > 1.1 else nullcontext():
+            exported.check(passes, files.whole, files.parts)
 
 
 HEADS = ("llama", "reduced vocabulary", "sliding windows", "eagle 3.1", "parallel")

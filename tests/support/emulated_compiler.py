@@ -72,11 +72,11 @@ class Emulated:
         path.write_text(str(self.num_files))
         self.modules[str(self.num_files)] = copy.deepcopy(for_compiler(module)), layout_of(module)
 
-    def check(self, compiled, module):
+    def check(self, compiled, module, parts):
         """The trial of what was made; its passes are not counted."""
         self.is_trying = True
         try:
-            check(compiled, module)
+            check(compiled, module, parts)
         finally:
             self.is_trying = False
 
