@@ -2,11 +2,11 @@
 
 Two kernels, each with a weight's numbers in an order of its own:
 
-* `products.cpp`, built for this processor at the first use, where there is a C++ compiler: blocks `(blocks, in, 16)`. On two
-  cores with AVX2 and 540 MB of SmolLM2's weights, it takes 1.1 times memory's time at 1 column, 1.2 at 5, 1.4 at 9.
-* oneDNN's, `(out, in)` to torch: 1.3, 1.7 and 2.1 times. In bfloat16 on processors that multiply in it; in float32 elsewhere.
+* `products.cpp`, built for this processor at the first use, where there is a C++ compiler: blocks `(blocks, in, 16)`. With all
+  of SmolLM2's weights, on two cores with AVX2, it takes 1.1 times as long as reading them at 1 to 5 columns, 1.5 at 9.
+* oneDNN's, `(out, in)` to torch: 1.4 to 1.8 times, 2.2 at 9. In bfloat16 on processors that multiply in it; in float32 elsewhere.
 
-Plain float32 products are MKL's: 2.1, 4 and 5 times.
+Plain float32 products are MKL's: 2 to 4.6 times (docs/optimize.md).
 """
 
 import functools
