@@ -20,6 +20,7 @@ from ..hf_compat import is_compiled, placement_hook
 from . import pool
 from .packed_layers import HELD, dtypes, is_linear, is_packed, pack, unpack, unsupported_reason
 from .packed_parameters import PackedParameters, parameters_of, weight_of
+from .products import has_kernel
 from .sharding import group_of, is_sharded
 
 #: bytes of a float32 weight below which packing gains less than a packed layer's own Python takes, 5 microseconds
@@ -54,7 +55,7 @@ class Packing:
         copied = f", {num_copied / 2**20:.0f} MiB of them a second copy" if num_copied else ""
         return (
             f"{num_packed} of {len(self.layers) + num_plain} linear layers are packed ({num_bytes / 2**20:.0f} MiB"
-            f"{copied}){left}"
+            f"{copied}{'' if has_kernel() else ', in the order of oneDNN, which is slower'}){left}"
         )
 
 

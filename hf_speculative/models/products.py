@@ -4,7 +4,8 @@ Two kernels, each with a weight's numbers in an order of its own:
 
 * `products.cpp`, built for this processor at the first use, where there is a C++ compiler: blocks `(blocks, in, 16)`. With all
   of SmolLM2's weights, on two cores with AVX2, it takes 1.1 times as long as reading them at 1 to 5 columns, 1.5 at 9.
-* oneDNN's, `(out, in)` to torch: 1.4 to 1.8 times, 2.2 at 9. In bfloat16 on processors that multiply in it; in float32 elsewhere.
+* oneDNN's, `(out, in)` to torch: 1.4 to 1.8 times, 2.2 at 9. Taken for bfloat16 where the processor multiplies in it, and where
+  ours cannot be built.
 
 Plain float32 products are MKL's: 2 to 4.6 times (docs/optimize.md).
 """
@@ -17,6 +18,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import torch
@@ -36,6 +38,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 OLDEST_TORCH = (2, 10)
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
 logger = logging.getLogger(__name__)
+_lock = threading.Lock()
 
 
 def dtypes() -> tuple[torch.dtype, ...]:
@@ -76,9 +79,14 @@ def _has_onednn() -> bool:
     return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in needs)
 
 
-@functools.cache
 def has_kernel() -> bool:
     """Whether `products.cpp` is loaded. It is built first, unless an earlier process did so, or could not."""
+    with _lock:
+        return _is_loaded()
+
+
+@functools.cache
+def _is_loaded() -> bool:
     release = tuple(int(part) for part in torch.__version__.split(".")[:2])
     return sys.platform == "linux" and release >= OLDEST_TORCH and {"avx2", "fma"} <= {*processor().split()} and _load()
 
