@@ -32,11 +32,11 @@ class Packed(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             return _uncompiled(self, input)
-        parameters = self._parameters
-        packed = getattr(parameters, "packed", None)
-        if packed is None or not _computes(cast(PackedParameters, parameters), input, packed):
+        parameters = cast(PackedParameters, self._parameters)
+        packed = getattr(parameters, "packed", None)  # read once: another thread may restore the plain weight meanwhile
+        if packed is None or not _computes(parameters, input, packed):
             return super().forward(input)
-        return products.linear(input, packed, dict.get(parameters, "bias"), num_outputs(self))
+        return products.linear(input, packed, dict.get(parameters, "bias"), parameters.num_outputs)
 
     def __reduce_ex__(self, protocol):
         # A copy, and what is loaded from a file, is an ordinary layer.
@@ -94,11 +94,6 @@ def is_packed(module: nn.Module) -> bool:
     return getattr(module._parameters, "packed", None) is not None
 
 
-def num_outputs(module: nn.Module) -> int:
-    """Columns of a linear layer's output."""
-    return cast(int, module.nf if isinstance(module, Conv1D) else module.out_features)
-
-
 def pack(module: nn.Module, is_shared: bool) -> bool:
     """Replace a layer's plain weight by a packed one, or keep both if `is_shared`. False if it could not."""
     weight, is_transposed = weight_of(module).detach(), issubclass(type(module), Conv1D)
@@ -127,11 +122,11 @@ def for_compiler(module: Kind) -> Kind:
 
 
 def _twin(layer: nn.Module) -> Traced:
-    twin, packed = cast(Traced, duplicate(layer)), cast(PackedParameters, layer._parameters).packed
-    assert packed is not None
+    twin, parameters = cast(Traced, duplicate(layer)), cast(PackedParameters, layer._parameters)
+    assert parameters.packed is not None
     twin.__class__ = Traced
-    twin.num_outputs = num_outputs(layer)
-    weight = nn.Parameter(torch.empty(packed.shape, dtype=packed.dtype), requires_grad=False)
+    twin.num_outputs = parameters.num_outputs
+    weight = nn.Parameter(torch.empty(parameters.packed.shape, dtype=parameters.packed.dtype), requires_grad=False)
     twin._parameters = {"weight": weight, "bias": dict.get(layer._parameters, "bias")}
     return twin
 

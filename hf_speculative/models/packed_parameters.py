@@ -68,6 +68,10 @@ class PackedParameters(dict):
         """The weight as a tensor of the right shape, type and device: its numbers are not there while it is packed."""
         return cast(Tensor, dict.__getitem__(self, WEIGHT))
 
+    @property
+    def num_outputs(self) -> int:
+        return self.peek().shape[self.is_plain_transposed]
+
     def read_by(self, reader: Reader) -> Tensor | None:
         """The packed weight, if there is one; `reader` is told before it is restored."""
         with _lock:
@@ -87,8 +91,7 @@ class PackedParameters(dict):
             for reader in tuple(self.readers):
                 reader.release()
             if self.packed is not None and self.stamp is None:
-                rows = self.peek().shape[self.is_plain_transposed]
-                plain = unpacked(self.packed, rows)
+                plain = unpacked(self.packed, self.num_outputs)
                 self._write(plain.t().contiguous() if self.is_plain_transposed else plain)
                 self.num_restored += 1
             self.packed = self.stamp = None
