@@ -132,8 +132,8 @@ def _twin(layer: nn.Module) -> Traced:
 
 
 def layout_of(module: nn.Module) -> list:
-    """Which layers are packed, and with how many dimensions, which tells the kernel."""
-    return sorted([name, cast(Tensor, held.packed).ndim] for name, held in packed_of(module).items())
+    """Which layers are packed, and with how many dimensions, which tells the kernel; 0 of one restored meanwhile."""
+    return sorted([name, getattr(parameters.packed, "ndim", 0)] for name, parameters in packed_of(module).items())
 
 
 def packed_of(model: nn.Module) -> dict[str, PackedParameters]:
