@@ -225,7 +225,7 @@ class AttachedBatch:
             raise TypeError(f"`generate_batch` reads `generation_config` alone: put {', '.join(unknown)} there.")
         if not inputs:
             return {}
-        self.attached.pack()
+        self.attached.use_kernel()
         config = generation_config or model.generation_config
         names = [f"__child#{child}" for child in range((config.num_return_sequences or 1) - 1)] + [""]
         outputs = [GenerationOutput(f"req_{i}{name}", list(ids)) for i, ids in enumerate(inputs) for name in names]

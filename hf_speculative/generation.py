@@ -118,8 +118,8 @@ def attach(
         num_draft_tokens: tokens to draft before the target checks them; chosen each round by measured cost if left out.
         reproducible: sample token for token what plain `generate` samples under the same seed. "bitwise": the same bits with
             any draft and without, in any number format (docs/bitwise.md).
-        optimize: "auto", the default, packs weights where that is faster and takes compiled passes once there are some; True
-            compiles them in the first call; False leaves the models' own passes and weights.
+        optimize: "auto", the default, multiplies by a kernel of our own and takes compiled passes once there are some; True
+            compiles them in the first call; False leaves the models' own passes and products.
         config: all other settings; a call's own come first.
 
     Returns:
@@ -146,24 +146,24 @@ def attach(
         settings = vars(config) if own is None else {}  # what a model needs beside, a call may bring
         checks.check_source(source_of("draft_model", draft, settings), target)
     if existing is not None:
-        existing.unpack()
+        existing.drop_kernel()
     target.generate = Attached(target, draft, config)
     target.generate_batch = AttachedBatch(target.generate)
     target.init_continuous_batching = functools.partial(plain_manager, target)
-    target.generate.pack()
+    target.generate.use_kernel()
     return model
 
 
 def detach(model: PreTrainedModel) -> PreTrainedModel:
     """Undo `attach`; returns the same `model`. A model without a draft stays as it is.
 
-    Releases the memory kept for later calls, caches and compiled passes, of both models, and puts their plain weights back, bit
-    for bit; what sources of drafts have kept with the target, answers and what they learned, is forgotten.
+    Releases the memory kept for later calls, caches and compiled passes, of both models. What sources of drafts have kept with
+    the target, answers and what they learned, is forgotten.
     """
     target = checks.unwrap(model, "model")
     attached = own_generate(target)
     if isinstance(attached, Attached):
-        attached.unpack()
+        attached.drop_kernel()
         for name in REPLACED:
             delattr(target, name)
         for one in attached.models:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..models import device_of, modes_of_a_call, packing
+from ..models import device_of, linears, modes_of_a_call
 from .configuration import SpeculativeConfig
 from .decoding import Declined, SpeculativeDecoding
 from .generation_settings import first_given
-from .optimize import execution_of, pack
+from .optimize import execution_of
 from .option_table import DRAFTS
 from .plain import on_own_passes
 from .preparation import checked
@@ -51,19 +51,20 @@ class Attached:
         draft, _ = DRAFTS.split(self.draft_model)
         return [model for model in (self.model, draft) if isinstance(model, PreTrainedModel)]
 
-    def pack(self, in_call: SpeculativeConfig | None = None) -> None:
-        """Pack the weights of both models as far as a call with these settings reads packed ones."""
+    def use_kernel(self, in_call: SpeculativeConfig | None = None) -> None:
+        """Let linear layers of both models multiply by our kernel, if a call with these settings does."""
         optimize = first_given(getattr(in_call, "optimize", None), self.config.optimize)
         for model in self.models:
-            pack(model, execution_of(optimize, device_of(model)))
+            if execution_of(optimize, device_of(model)).has_kernel:
+                linears.use_kernel(model)
 
-    def unpack(self) -> None:
+    def drop_kernel(self) -> None:
         for model in self.models:
-            packing.unpack_weights(model)
+            linears.drop_kernel(model)
 
     @torch.compiler.disable  # torch.compile takes `plain_generate` for the model's `generate`, which is this
     def __call__(self, *args, **kwargs):
-        self.pack(kwargs.get("speculative_config"))
+        self.use_kernel(kwargs.get("speculative_config"))
         if (given := kwargs.get("custom_generate")) is not None:
             if not isinstance(given, (str, SpeculativeDecoding)):  # ours: a repository's, and under `torch.compile`
                 warnings.warn("nothing is drafted in this call: its `custom_generate` decodes it.", stacklevel=2)

@@ -1,4 +1,4 @@
-"""The option `optimize`: how passes run on a device, and packed weights of an attached model."""
+"""The option `optimize`: how passes run on a device, and what multiplies in the linear layers of an attached model."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import os
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel
 
-from ..models import artifacts, packing
+from ..models import artifacts
 
 
 @dataclass(frozen=True)
@@ -16,12 +15,12 @@ class Execution:
     """How the passes of a call are executed.
 
     Attributes:
-        packs: pack the linear layers of an attached model that are faster packed.
+        has_kernel: linear layers of an attached model multiply by our kernel.
         compile: compile passes; "auto": use a compiled file if there is one, and make it in the background.
         captures: capture passes as CUDA graphs.
     """
 
-    packs: bool = False
+    has_kernel: bool = False
     compile: bool | str = False
     captures: bool = False
 
@@ -39,11 +38,4 @@ def execution_of(optimize: bool | str | None, device: torch.device) -> Execution
         return EAGER
     if device.type == "cuda":
         return Execution(compile=True, captures=True)
-    return Execution(packs=True, compile="auto" if is_auto else True)
-
-
-def pack(model: PreTrainedModel, execution: Execution) -> None:
-    """Pack the weights of `model` as a call reads them, those that were read since again."""
-    is_ahead = execution.packs and bool(execution.compile) and artifacts.unsupported_reason(model) is None
-    if execution.packs and (is_ahead or execution.compile is not True):
-        packing.pack_weights(model, has_small=is_ahead)
+    return Execution(has_kernel=True, compile="auto" if is_auto else True)

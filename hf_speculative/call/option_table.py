@@ -172,8 +172,8 @@ GROUPS = {
     ),
     "Execution": (
         Option("optimize", Flag("auto"), _SETTING, "`'auto'` for an attached model; `False` in other calls",
-               "How passes of both models run. On a CPU, 'auto' packs the weights of an attached model where that is faster "
-               "and takes compiled passes once there are some, `True` compiles them now, `False` leaves passes and weights as "
+               "How passes of both models run. On a CPU, 'auto' lets an attached model multiply by a kernel of ours and "
+               "takes compiled passes once there are some, `True` compiles them now, `False` leaves passes and products as "
                "they are. On a GPU, `True` compiles and captures passes, and the others are eager.",
                page="optimize.md"),
     ),

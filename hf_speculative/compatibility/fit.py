@@ -17,7 +17,7 @@ from ..models import (
     has_tested_modules,
     is_tested_ragged,
     is_tested_universal,
-    packing,
+    linears,
     prepared_inputs,
     ragged_deviation,
     text_inputs,
@@ -37,14 +37,14 @@ class ModelReport:
         why: the reason, if the path is not the ragged one.
         deviation: largest difference between plain logits and those through the cache with rollbacks in between, in standard
             deviations of the logits; `None` if not tried.
-        weights: whether its weights are packed, and what that brings; or why they are not.
+        linears: what multiplies in its linear layers.
     """
 
     name: str
     path: str | None
     why: str | None = None
     deviation: float | None = None
-    weights: str | None = None
+    linears: str | None = None
 
 
 def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) -> tuple[ModelReport, str | None]:
@@ -73,7 +73,7 @@ def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) ->
             f"{deviation:.2g} standard deviations){checks.quantised_inputs(model)}"
         )
         return ModelReport(name, None, why, deviation), reason
-    return ModelReport(name, kind, why, deviation, packing.describe(model)), None
+    return ModelReport(name, kind, why, deviation, linears.describe(model)), None
 
 
 def _example_inputs(model: PreTrainedModel, argument: str, example: dict[str, Any]) -> Inputs:

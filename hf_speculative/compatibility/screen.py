@@ -31,8 +31,8 @@ def print_answer(console: Console, answer: Compatibility) -> None:
     for role, report in reports.items():
         if report.why is not None and report.path != "ragged":
             console.print(Text(f"Why the {role} is not on the ragged path: it {report.why}."))
-        if report.weights is not None:
-            console.print(Text(f"Weights of the {role}: {report.weights}."))
+        if report.linears is not None:
+            console.print(Text(f"Linear layers of the {role}: {report.linears}."))
     console.print("Logits: through the cache, against one plain pass; the largest difference, in standard deviations.")
     if answer.vocabulary is not None:
         strategy = f"; strategy: {answer.vocabulary.strategy}" if answer.vocabulary.strategy else ""

@@ -31,10 +31,10 @@ class Options:
 def compile_command(settings: Options) -> None:
     """Compile the passes of a model, or of a pair, for this CPU: before the first call, not in it.
 
-    A pass then runs without Python, on weights packed as `attach` packs them. A file for each kind of layer, and two for the
-    rest, serve all batch sizes, drafts (chains and trees) and contexts. Every later process that attaches the model uses
-    them. They hold no weights. They are named by the model's config and code, the versions of torch and transformers, the
-    processor, and which weights are packed. Where one of these changes, compile again. A C++ compiler is needed now, but not
+    A pass then runs without Python, and multiplies by the kernel that `attach` uses. A file for each kind of layer, and two
+    for the rest, serve all batch sizes, drafts (chains and trees) and contexts. Every later process that attaches the model
+    uses them. They hold no weights. They are named by the model's config and code, the versions of torch and transformers,
+    and the processor. Where one of these changes, compile again. A C++ compiler is needed now, but not
     later. It takes about a minute of a core, whatever the number of layers; Ctrl-C leaves nothing behind.
 
     The embedded pair:  hf-speculative compile
@@ -48,10 +48,8 @@ def compile_command(settings: Options) -> None:
     """
     err = Console(stderr=True, highlight=False)
     with ends_at_once(), err.status("loading the models"):
-        from ..call.optimize import Execution, pack
-        from ..models import artifacts
+        from ..models import artifacts, linears
         from ..models.execution import eager_reason
-        from ..models.packed_layers import packed_of
 
         quiet_transformers()
         machine, names = Machine(settings.dtype, "cpu"), ("MODEL", "--draft-model")
@@ -59,7 +57,7 @@ def compile_command(settings: Options) -> None:
             settings.model, settings.draft_model, machine, names, needs_draft=settings.model is None
         )
     for role, one, recorded in _passes(target, draft):
-        pack(one, Execution(packs=True, compile=True))
+        linears.use_kernel(one)
         is_there, start = artifacts.files_of(one, recorded).are_there, time.perf_counter()
         try:
             if reason := eager_reason(one):
@@ -68,11 +66,9 @@ def compile_command(settings: Options) -> None:
                 files = artifacts.make(one, recorded)
         except artifacts.CannotCompile as error:
             raise ValueError(f"the passes of the {role} cannot be compiled: {error}") from error
-        num_packed = len(packed_of(one))
         done = "was there already" if is_there else f"made in {time.perf_counter() - start:.0f} s"
         states = f", giving the states of layers {', '.join(map(str, recorded))} to the head" * bool(recorded)
-        on_packed = f", {num_packed} linear layers packed" * bool(num_packed)
-        line = f"{role}: {done}{states}{on_packed}: {', '.join(map(str, files))}"
+        line = f"{role}: {done}{states}: {', '.join(map(str, files))}"
         Console(highlight=False).print(Text(line), soft_wrap=True)
 
 

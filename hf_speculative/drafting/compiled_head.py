@@ -18,8 +18,7 @@ class CompiledHead:
     """
 
     def __init__(self, run: CompiledPass, model: Eagle3Model, embeddings: Tensor):
-        self.run: CompiledPass | None = run
-        self.attention, self.embeddings = AttentionLayers(model), embeddings
+        self.run, self.attention, self.embeddings = run, AttentionLayers(model), embeddings
         self.sizes = model.fc.in_features, model.fc.out_features
         self.dtype, self.device = model.dtype, model.device
         is_like = (embeddings.dtype, embeddings.device) == (self.dtype, self.device)
@@ -38,7 +37,8 @@ class CompiledHead:
         are_drafted: bool = False,
         nodes: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> list[Tensor] | None:
-        """Logits, tokens and states of the last columns, as `HeadPass` gives them; `None`: the pass has to run eagerly.
+        """Logits, tokens and states of the last columns, as `HeadPass` gives them; `None`: it is too wide, and has to run
+        eagerly.
 
         Args:
             cache: the head's, with room for all columns.
@@ -47,7 +47,7 @@ class CompiledHead:
             nodes: of a tree, as `Nodes` takes them.
         """
         num_rows, width = tokens.shape
-        if self.run is None or width > MAX_COLUMNS:
+        if width > MAX_COLUMNS:
             return None
         caches = cache.keys_and_values(num_rows, self.attention.shape_of_keys(), states.dtype, states.device)
         if len(self.slots) != cache.capacity:  # made once, not in each step
@@ -62,10 +62,7 @@ class CompiledHead:
         of_others = [ids.new_empty(num_rows, 0), states.new_empty(num_rows, 0, self.sizes[not are_drafted])]
         pairs = of_others + fed if are_drafted else fed + of_others
         nodes = nodes or no_nodes(num_rows, cache.end, self.device)
-        found = self.run([*pairs, first.contiguous(), seen, self.bounds, slots, *nodes, columns, table, *caches])
-        if found is None:
-            self.run = None
-        return found
+        return self.run([*pairs, first.contiguous(), seen, self.bounds, slots, *nodes, columns, table, *caches])
 
 
 def embedded(tokens: Tensor, embeddings: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

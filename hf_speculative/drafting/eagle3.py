@@ -29,7 +29,7 @@ class Eagle3(HeadDrafter):
     Args:
         model: the head.
         target_model: the target, whose embeddings it reads where it has none of its own.
-        one_pass: the head's, a `HeadPass` compiled ahead of time; once it gives `None`, passes are eager.
+        one_pass: the head's, a `HeadPass` compiled ahead of time.
     """
 
     scores_levels = True

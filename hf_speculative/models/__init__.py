@@ -1,6 +1,6 @@
 """Stage 4, roll back, and all that touches a transformers model or cache. One file a kind of cache."""
 
-from . import artifacts, packing, pool
+from . import artifacts, linears, pool
 from .artifacts import CompiledPass
 from .attention import mask_unsupported_reason, with_folded_attention
 from .cached_model import device_of, max_positions_of, modes_of_a_call, num_logits, without_dropout

@@ -10,7 +10,7 @@ import torch
 from filelock import FileLock
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from . import artifacts, packing
+from . import artifacts, linears
 
 
 def main(place: Path) -> None:
@@ -24,8 +24,8 @@ def main(place: Path) -> None:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=asked["attention"]).eval()
         if asked["is_cast"]:
             model.to(dtype)
-        if asked["packed"]:
-            packing.pack_weights(model, only=asked["packed"])
+        if asked["has_kernel"]:
+            linears.use_kernel(model)
         path, recorded = Path(asked["path"]), tuple(asked["recorded"])
         if artifacts.path_of(model, recorded) != path:
             path.parent.mkdir(parents=True, exist_ok=True)

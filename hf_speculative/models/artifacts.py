@@ -25,12 +25,12 @@ from transformers.utils import logging as hf_logging
 from ..hf_compat import attention_name
 from . import exported
 from .attention import with_folded_attention
-from .bound import BoundPass, Moved, PassOfPieces
-from .described import NOT_OF_LAYERS, described, digest, suffix_of_packed
+from .bound import BoundPass, PassOfPieces
+from .described import NOT_OF_LAYERS, described, digest
 from .folder import FOLDER, OFF, folder
-from .packed_layers import packed_of
-from .packed_parameters import own_tensors, parameters_of
+from .linears import num_by_kernel
 from .pieces import CannotCut, pieces_of
+from .pool import own_tensors
 from .shallow import has_own_forward, install_capturing_hooks
 from .states import only_capture
 from .traced import HeadPass, Pass, TracedPass, sizes_that_vary
@@ -43,8 +43,8 @@ LEAST_SHARE = 0.1
 LEAST_FREE = 2**26
 #: suffixes of notes beside files: why there is none, why a background process cannot make it, why it is one and no pieces
 FAILED, FOREGROUND, WHOLE = ".txt", ".foreground.txt", ".whole.txt"
-#: of a file, on tensors as the pass it was made of takes them; `None` where it was made for other weights than there are now
-CompiledPass = Callable[[list[Tensor]], list[Tensor] | None]
+#: of a file, on tensors as the pass it was made of takes them
+CompiledPass = Callable[[list[Tensor]], list[Tensor]]
 _started: set[str] = set()
 #: passes without files when the folder last changed: finding their names takes as long as a token
 _missing: set[tuple[Path, int | None]] = set()
@@ -79,10 +79,10 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
 def path_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Path:
     """The path of the file of a whole pass of `model`. Its name is made of all that the pass depends on.
 
-    These are the model's description, the hidden states that the pass returns, and the packed layers.
+    These are the model's description, and the hidden states that the pass returns.
     """
     states = "-states" + "_".join(map(str, recorded)) if recorded else ""
-    return folder() / f"{described(model, model.config)}{states}{suffix_of_packed(model)}.pt2"
+    return folder() / f"{described(model, model.config)}{states}.pt2"
 
 
 @dataclass(frozen=True)
@@ -137,12 +137,11 @@ def files_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Files:
         names.append(f"{described(layer, model.config, *NOT_OF_LAYERS)}-{called[:8]}")
     names.append(described(after, model.config))
     pieces = [before, *layers, after]
-    paths = [folder() / f"{name}{suffix_of_packed(piece)}.pt2" for name, piece in zip(names, pieces, strict=True)]
-    return Files(whole, pieces, paths)
+    return Files(whole, pieces, [folder() / f"{name}.pt2" for name in names])
 
 
 def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> BoundPass | PassOfPieces | None:
-    """The compiled pass of `model`, on its own weights, if its files exist and packed weights stay packed meanwhile."""
+    """The compiled pass of `model`, on its own weights, if its files exist."""
     looked_at = path_of(model, recorded), folder().stat().st_mtime_ns if folder().exists() else None
     if looked_at in _missing:
         return None
@@ -152,7 +151,7 @@ def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> BoundPass | 
         return None
     try:
         return files.load()
-    except (Moved, exported.Differs):  # while it was loaded
+    except exported.Differs:
         return None
     except Exception as error:  # a damaged file: torch, zip and JSON raise many kinds
         logger.warning(
@@ -193,8 +192,6 @@ def _made(model: PreTrainedModel, recorded: tuple[int, ...]) -> list[Path]:
             try:
                 _make(files)
                 return list(files.modules)
-            except Moved as error:
-                raise CannotCompile(str(error)) from error
             except Exception as error:  # torch's compiler raises many kinds; passes then run eagerly
                 if len(files.parts) == 1:
                     note.write_text(_short(error))
@@ -224,7 +221,7 @@ def _make(files: Files) -> None:
 
 def pays(model: PreTrainedModel) -> bool:
     """Whether Python's share of a pass is large enough for a compiled file to be worth a minute of one core."""
-    num_bytes = sum(weight.numel() * weight.element_size() for weight in parameters_of(model))
+    num_bytes = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     python = SECONDS_A_LAYER * model.config.get_text_config(decoder=True).num_hidden_layers
     return python / (python + num_bytes / BYTES_A_SECOND) >= LEAST_SHARE
 
@@ -254,7 +251,7 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
     model.config.save_pretrained(place)
     asked = {
         "path": str(path),
-        "packed": list(packed_of(model)),
+        "has_kernel": num_by_kernel(model) > 0,
         "recorded": recorded,
         "dtype": str(model.dtype).removeprefix("torch."),
         "attention": attention_name(model.config),

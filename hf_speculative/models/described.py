@@ -14,8 +14,6 @@ from transformers import PretrainedConfig
 from ..hf_compat import attention_name
 from ..version import __version__
 from .folder import processor
-from .packed_layers import PLAIN, layout_of, packed_of
-from .packed_parameters import WEIGHT, named_parameters_of
 
 #: fields of a model's config that change nothing of its passes
 NOT_OF_PASSES = {"_name_or_path", "transformers_version", "architectures", "id2label", "label2id", "dtype"}
@@ -24,16 +22,15 @@ NOT_OF_LAYERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
 #: attributes that change nothing of a module
 NOT_OF_MODULES = ("name_or_path", "layer_idx", "num_layers", "call", "samples", "recorded")
 #: modules whose source decides what is compiled
-SOURCES = ["exported", "traced", "pieces", "masks", "attention", "packed_layers", "products", "places", "states"]
+SOURCES = ["exported", "traced", "pieces", "masks", "attention", "linears", "places", "states"]
 
 
 def described(model: nn.Module, config: PretrainedConfig, *others: str) -> str:
-    """Hash all that passes of `model` depend on except packing.
+    """Hash all that passes of `model` depend on.
 
     Args:
         others: further fields of the config that change nothing of them.
     """
-    packed = {f"{name}.{WEIGHT}" for name in packed_of(model)}  # their plain weights have a shape and dtype only
     depends_on = {
         "versions": [__version__, torch.__version__, transformers.__version__, platform.python_version()],
         "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability(), processor()],
@@ -41,25 +38,21 @@ def described(model: nn.Module, config: PretrainedConfig, *others: str) -> str:
         "attention": attention_name(config),
         "sources": _sources(model),
         "tensors": [
-            (name, str(tensor.dtype), list(tensor.shape), name in packed or tensor.is_contiguous() or tensor.stride())
-            for named in (named_parameters_of(model, False), model.named_buffers(remove_duplicate=False))
+            (name, str(tensor.dtype), list(tensor.shape), tensor.is_contiguous() or tensor.stride())
+            for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
             for name, tensor in named
         ],
         "modules": [
-            (name, _kind(module).__module__, _kind(module).__qualname__, _settings(module))
+            (name, type(module).__module__, type(module).__qualname__, _settings(module))
             for name, module in model.named_modules()
         ],
     }
-    return f"{_kind(model).__name__}-{digest(depends_on)[:24]}"
+    return f"{type(model).__name__}-{digest(depends_on)[:24]}"
 
 
 def digest(described) -> str:
     """Hash a value that can be written as JSON."""
     return hashlib.sha256(json.dumps(described, sort_keys=True, default=repr).encode()).hexdigest()
-
-
-def _kind(module: nn.Module) -> type:
-    return PLAIN.get(type(module), type(module))
 
 
 def _settings(module: nn.Module) -> dict:
@@ -71,14 +64,8 @@ def _settings(module: nn.Module) -> dict:
 
 def _sources(model: nn.Module) -> str:
     """Hash the files that define the modules, and ours."""
-    names = {_kind(module).__module__ for module in model.modules()}
+    names = {type(module).__module__ for module in model.modules()}
     files = {getattr(sys.modules[name], "__file__", None) for name in names if not name.startswith("torch.")}
     own = [str(Path(__file__).parent / f"{name}.py") for name in SOURCES]
     texts = [Path(name).read_bytes() for name in sorted(filter(None, files)) + own if Path(name).exists()]
     return hashlib.sha256(b"".join(texts)).hexdigest()
-
-
-def suffix_of_packed(model: nn.Module) -> str:
-    """A suffix of a file's name for the packed layers."""
-    packed = layout_of(model)
-    return f"-packed-{digest(packed)[:8]}" if packed else ""

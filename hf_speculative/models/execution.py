@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from ..hf_compat import placement_hook
 from ..interfaces import CachedModel
-from . import artifacts, packing, pool
+from . import artifacts, linears, pool
 from .artifacts import BoundPass, CompiledPass, PassOfPieces
 from .attention import takes_masks
 from .cached_model import device_of
@@ -45,7 +45,6 @@ def ragged_model(
     in_process = cuda_graphs or (compile is True and artifacts.unsupported_reason(model) is not None)
     if not in_process or eager_reason(model) is not None:
         return (StaticModel if is_static else RaggedModel)(model, clamp_ids)
-    packing.unpack_weights(model)
     return StaticModel(model, clamp_ids, compile is True, CudaGraphs(device_of(model)) if cuda_graphs else None)
 
 
@@ -96,7 +95,8 @@ def note_decoded(models: Iterable[PreTrainedModel | None], seconds: float) -> No
 
 def how_passes_run(compile: bool | str | None, *models: PreTrainedModel | None) -> tuple[Hashable, ...]:
     """A key for the kind of passes that this call runs, on which their costs depend: "auto" is eager until there is a file."""
-    return (compile, *(compile and pool.has_artifact(model) for model in models), *map(packing.are_packed, models))
+    by_kernel = (model is not None and linears.num_by_kernel(model) for model in models)
+    return (compile, *(compile and pool.has_artifact(model) for model in models), *by_kernel)
 
 
 def warms_up(compile: bool | str | None, cuda_graphs: bool | None, *models: PreTrainedModel | None) -> bool:
@@ -133,12 +133,9 @@ def compiled_pass(model: PreTrainedModel, compile: bool | str, recorded: tuple[i
     """
     if not compile or eager_reason(model) is not None or artifacts.unsupported_reason(model) is not None:
         return None
-    packing.renew(model)
-    packing.unpack_partial(model)
     kept = pool.kept(model).artifacts
     run = kept.get(recorded)
-    if run is None or not run.is_current():
-        kept.pop(recorded, None)
+    if run is None:
         run = _found(model, compile is True, recorded)
         if run is not None:
             kept[recorded] = run

@@ -2,10 +2,9 @@
 
 One file serves every model of a config, since it holds no weights. It is compiled for sizes of 2 or more, and used for size 1
 as well, which torch would compile separately. So each file is tested at 1 row, 1 column and several before it is kept.
-Packed layers are compiled as products with their packed weights.
+Linear layers that multiply by our kernel do so in the file as well.
 """
 
-import json
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,21 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from ..hf_compat.compiled import CompiledPackage
-from .bound import BoundPass, Moved, PassOfPieces
-from .packed_layers import for_compiler, layout_of, packed_of
-from .packed_parameters import WEIGHT, named_parameters_of
+from .bound import BoundPass, PassOfPieces
 from .traced import COLUMNS, MAX_COLUMNS, TracedPass, sizes_that_vary
 
 #: rows, columns, slots and tree nodes of the passes on which files are tested
 TRIED = ((1, 1, 7, 1), (1, 5, 40, 1), (3, 1, 9, 1), (2, 4, 33, 3), (2, 40, 0, 1), (1, 9, 21, 8))
-#: by rounding alone, eager passes of SmolLM2-135M on packed and on plain weights lie 2.5e-3 apart on random caches;
+#: by rounding alone, eager passes of SmolLM2-135M with our kernel and without lie 2.5e-3 apart on random caches;
 #: the largest errors in standard deviations: of a number in float32; in half precision of a number, whose own size is added,
 #: and the root mean square of a vector, since a few of the many logits differ more than most
 LARGEST, LARGEST_IN_HALF, MEAN_IN_HALF = 5e-3, 0.5, 0.1
 #: the most tokens of these passes that may differ, since logits may be equal after rounding
 MOST_OTHERS = 5
 #: a compiled pass, or a piece of one
-Runs = Callable[[list[Tensor]], list[Tensor] | None]
+Runs = Callable[[list[Tensor]], list[Tensor]]
 
 
 class Differs(RuntimeError):
@@ -62,10 +59,9 @@ def compile_to(path: Path, module) -> None:
 
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own deprecations
-        program = export(for_compiler(module))
+        program = export(module)
         settings = {
             "aot_inductor.package_constants_in_so": False,
-            "aot_inductor.metadata": {"packed": json.dumps(layout_of(module))},
             "cpp.dynamic_threads": True,  # one file for any number of threads, not for those of the process that made it
         }
         try:
@@ -86,14 +82,13 @@ class Checked:
     def __init__(self, compiled: Runs, module: nn.Module, num_outputs: int | None = None):
         self.compiled, self.module, self.num_outputs = compiled, module, num_outputs
 
-    def __call__(self, inputs: list[Tensor]) -> list[Tensor] | None:
+    def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
         others = [tensor.clone() for tensor in inputs]
         found, expected = self.compiled(inputs), self.module(*others)
         expected = [expected] if isinstance(expected, Tensor) else list(expected)
-        if found is not None:
-            pairs = zip(expected[: self.num_outputs] + others, found[: self.num_outputs] + inputs, strict=True)
-            if not all(_is_close(one, other) for one, other in pairs):
-                raise Differs(f"{type(self.module).__name__} is computed otherwise than by the model")
+        pairs = zip(expected[: self.num_outputs] + others, found[: self.num_outputs] + inputs, strict=True)
+        if not all(_is_close(one, other) for one, other in pairs):
+            raise Differs(f"{type(self.module).__name__} is computed otherwise than by the model")
         return found
 
 
@@ -103,7 +98,6 @@ def check(compiled: Runs, module: TracedPass, parts: Sequence[nn.Module] = ()) -
 
     Raises:
         Differs: its outputs differ from the model's.
-        Moved: a packed weight became plain meanwhile.
     """
     num_others, of_pieces = 0, isinstance(compiled, PassOfPieces)
     if isinstance(compiled, PassOfPieces):
@@ -113,8 +107,6 @@ def check(compiled: Runs, module: TracedPass, parts: Sequence[nn.Module] = ()) -
     for seed, (num_rows, num_columns, seen, num_nodes) in enumerate(TRIED):
         inputs, others = (module.sample(num_rows, num_columns, seen, num_nodes, seed=seed) for _ in range(2))
         expected, found = module(*inputs), compiled(list(others))
-        if found is None:
-            raise Moved("packed weights became plain")
         num_others += int((found[1] != module.likeliest(found[0])).sum())
         numbers = (expected[0], *expected[2:], *module.written(inputs)), (found[0], *found[2:], *module.written(others))
         if (not of_pieces or expected[0].dtype == torch.float32) and not all(map(_is_close, *numbers)):
@@ -141,17 +133,10 @@ def load(package: CompiledPackage, module: nn.Module) -> BoundPass:
 
     Raises:
         Differs: it was compiled for other weights.
-        Moved: a packed weight became plain meanwhile.
     """
     function = package.function()
-    own = dict(named_parameters_of(module, remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
+    own = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
     names = function.constants.values()
     if missing := [name for name in names if name not in own]:
         raise Differs(f"it needs {', '.join(missing)}, which the model does not have")
-    packed = packed_of(module)
-    if layout_of(module) != json.loads(package.metadata["packed"]):
-        raise Differs("other layers of the model are packed than those that it was compiled for")
-    weights = {f"{name}.{WEIGHT}": parameters for name, parameters in packed.items()}
-    weights = {name: weights[name] for name in names if name in weights}  # a head's pass does not read all
-    plain = {name: own[name].detach() for name in names if name not in weights}
-    return BoundPass(function, plain, weights)
+    return BoundPass(function, {name: own[name] for name in names})

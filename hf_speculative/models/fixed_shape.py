@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from ..interfaces import CachedModel
 from ..types import Batch, uploaded
 from .cached_model import device_of, without_dropout
+from .linears import num_by_kernel
 from .model_state import kept_with
-from .packing import are_packed
 from .probe import extend
 from .static import StaticModel, ladder
 
@@ -140,7 +140,7 @@ def fixes_bits(model: PreTrainedModel, target: FixedShape, num_rows: int) -> boo
     model object, kind of passes and number of lanes.
     """
     num_lanes = max(num_rows, target.num_lanes or 0)
-    how = type(target.model), target.model.compile, target.model.capture is not None, are_packed(model)
+    how = type(target.model), target.model.compile, target.model.capture is not None, num_by_kernel(model)
     kind = (*how, num_lanes, model.dtype, model.device, torch.get_num_threads())
     known = kept_with(model).setdefault(fixes_bits, {})
     if kind not in known:

@@ -22,7 +22,6 @@ from transformers.utils import ModelOutput
 
 from ..hf_compat import CACHE_ARGUMENTS
 from ..types import Batch
-from .packed_parameters import parameters_of
 from .prompt import Prompt
 from .rollback import copy_of
 from .shallow import duplicate
@@ -230,5 +229,5 @@ def _share_encoder(draft: PreTrainedModel, target: PreTrainedModel) -> bool:
     if not target.config.is_encoder_decoder:
         return False
     ours, theirs = draft.get_encoder(), target.get_encoder()
-    places = [[weight.data_ptr() for weight in parameters_of(encoder)] for encoder in (ours, theirs)]
+    places = [[weight.data_ptr() for weight in encoder.parameters()] for encoder in (ours, theirs)]
     return ours is theirs or (all(places[0]) and places[0] == places[1])  # 0: the weights are elsewhere, or sharded

@@ -5,17 +5,16 @@ cache, a captured one with the cache that it was captured over.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .cached_model import device_of
-from .packed_parameters import own_tensors
 
 if TYPE_CHECKING:
     from .bound import BoundPass, PassOfPieces
@@ -99,3 +98,10 @@ def _state(model: PreTrainedModel) -> tuple:
     modes = autocast, torch.is_inference_mode_enabled(), training
     settings = repr(vars(model.config.get_text_config(decoder=True)))
     return weights, model.dtype, model.device, settings, hooks, modes
+
+
+def own_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    """Parameters and buffers of `modules` without their children: quick enough for every call."""
+    for module in modules:
+        own = (*module._parameters.values(), *module._buffers.values())
+        yield from (tensor for tensor in own if tensor is not None)

@@ -1,8 +1,9 @@
 // Products of a few rows with a large weight, at the speed at which memory delivers the weight.
 //
-// A packed weight lies in blocks of 16 outputs, (blocks, in, 16): it is read once, from its first byte to its last, for up to
-// ROWS rows. Each output is one sum over `in`, in order, for any number of rows: the same bits alone and in a batch.
+// A weight lies as torch has it, (out, in), and is read once for up to ROWS rows: a tile of several outputs at a time, the next
+// tile on its way meanwhile. Each product is a sum of LANES sums, in one order for any number of rows up to WIDE.
 
+#include <immintrin.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -19,15 +20,21 @@ using torch::stable::Tensor;
 
 namespace {
 
-constexpr int64_t BLOCK = 16;
+// Outputs of a tile by rows, as many as there are registers for sums; they divide BLOCK.
+constexpr int ROWS = 6;
 #ifdef __AVX512F__
-constexpr int LANES = 16, ROWS = 12; // with 32 registers
+constexpr int LANES = 16, OUTPUTS[ROWS] = {8, 8, 6, 6, 4, 4};
 #else
-constexpr int LANES = 8, ROWS = 6; // with 16
+constexpr int LANES = 8, OUTPUTS[ROWS] = {8, 4, 4, 3, 2, 2};
 #endif
-constexpr int PARTS = BLOCK / LANES;
-constexpr int64_t BYTES_AHEAD = 2048;            // the processor's own prefetching ends at each page
-constexpr int64_t FEWEST_PRODUCTS = 1 << 15;     // of a thread
+#ifdef __AVX512BF16__
+constexpr bool HAS_BF16 = true;
+#else
+constexpr bool HAS_BF16 = false;
+#endif
+constexpr int64_t BLOCK = 24;                // outputs that stay in a cache for all rows
+constexpr int64_t WIDE = 128;                // rows from which torch's own products are faster
+constexpr int64_t FEWEST_PRODUCTS = 1 << 15; // of a thread
 
 typedef float Floats __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef uint32_t Words __attribute__((vector_size(LANES * 4), aligned(4)));
@@ -60,30 +67,82 @@ inline void store(uint16_t* to, float value) { // rounded to the nearest, ties t
   *to = value != value ? 0x7FC0 : (word + 0x7FFF + ((word >> 16) & 1)) >> 16;
 }
 
-// M rows by one block, (M, 16).
-template <int M, typename T>
-void tile(const float* input, const T* weight, int64_t K, float* sums) {
-  Floats sum[M][PARTS] = {};
-  for (int64_t k = 0; k < K; k++, weight += BLOCK) {
-    __builtin_prefetch(reinterpret_cast<const char*>(weight) + BYTES_AHEAD);
-    Floats part[PARTS];
-    for (int i = 0; i < PARTS; i++) part[i] = load(weight + i * LANES);
-    for (int m = 0; m < M; m++)
-      for (int i = 0; i < PARTS; i++) sum[m][i] += input[m * K + k] * part[i];
+// Left to the compiler, a product and a sum are one operation for some numbers of rows and two for others.
+#ifdef __AVX512F__
+inline Floats fused(Floats a, Floats b, Floats sum) { return _mm512_fmadd_ps(a, b, sum); }
+
+inline __m256 halved(__m512 sums) {
+  const __m256d upper = _mm512_extractf64x4_pd(_mm512_castps_pd(sums), 1);
+  return _mm256_add_ps(_mm512_castps512_ps256(sums), _mm256_castpd_ps(upper));
+}
+#else
+inline Floats fused(Floats a, Floats b, Floats sum) { return _mm256_fmadd_ps(a, b, sum); }
+
+inline __m256 halved(__m256 sums) { return sums; }
+#endif
+
+// The sums over the lanes of N vectors; `totals` has room for four more.
+template <int N>
+inline void add_lanes(const Floats* sums, float* totals) {
+  for (int i = 0; i < N; i += 4) {
+    __m256 four[4];
+    for (int j = 0; j < 4; j++) four[j] = i + j < N ? halved(sums[i + j]) : _mm256_setzero_ps();
+    const __m256 added = _mm256_hadd_ps(_mm256_hadd_ps(four[0], four[1]), _mm256_hadd_ps(four[2], four[3]));
+    _mm_storeu_ps(totals + i, _mm_add_ps(_mm256_castps256_ps128(added), _mm256_extractf128_ps(added, 1)));
   }
-  std::memcpy(sums, sum, sizeof sum);
+}
+
+// M rows by R outputs. `prefetches` the tile behind this one: the processor's own prefetching ends at each page.
+template <int M, int R, typename T>
+inline void tile(const float* input, const T* weight, int64_t K, bool prefetches, float* totals) {
+  Floats sums[M][R] = {};
+  const int64_t whole = K / LANES * LANES;
+  for (int64_t k = 0; k < whole; k += LANES) {
+    Floats part[R];
+    for (int r = 0; r < R; r++) {
+      const T* at = weight + r * K + k;
+      if (prefetches) __builtin_prefetch(at + R * K);
+      part[r] = load(at);
+    }
+    for (int m = 0; m < M; m++) {
+      const Floats row = load(input + m * K + k);
+      for (int r = 0; r < R; r++) sums[m][r] = fused(row, part[r], sums[m][r]);
+    }
+  }
+  add_lanes<M * R>(&sums[0][0], totals);
+  for (int64_t k = whole; k < K; k++)
+    for (int m = 0; m < M; m++)
+      for (int r = 0; r < R; r++)
+        totals[m * R + r] = __builtin_fmaf(input[m * K + k], to_float(weight[r * K + k]), totals[m * R + r]);
 }
 
 template <typename T>
-using Tile = void (*)(const float*, const T*, int64_t, float*);
+struct Product {
+  const float* rows;
+  const T *weight, *bias;
+  T* output;
+  int64_t K, N;
 
-template <typename T, int... M>
-constexpr auto tiles(std::integer_sequence<int, M...>) {
-  return std::array<Tile<T>, sizeof...(M)>{tile<M + 1, T>...};
-}
+  // M rows from `first` on by the outputs from `begin` to `end`.
+  template <int M, int R = OUTPUTS[M - 1]>
+  void run(int64_t first, int64_t begin, int64_t end, bool prefetches) const {
+    int64_t n = begin;
+    for (; n + R <= end; n += R) {
+      float totals[M * R + 4];
+      tile<M, R>(rows + first * K, weight + n * K, K, prefetches, totals);
+      for (int m = 0; m < M; m++)
+        for (int r = 0; r < R; r++)
+          store(output + (first + m) * N + n + r, totals[m * R + r] + (bias ? to_float(bias[n + r]) : 0.0f));
+    }
+    if constexpr (R > 1)
+      if (n < end) run<M, 1>(first, n, end, prefetches);
+  }
 
-template <typename T>
-constexpr auto TILES = tiles<T>(std::make_integer_sequence<int, ROWS>{});
+  template <int... M>
+  static constexpr auto by_rows(std::integer_sequence<int, M...>) {
+    return std::array{&Product::run<M + 1>...};
+  }
+};
 
 const float* as_floats(const float* values, int64_t, std::vector<float>&) { return values; }
 
@@ -94,52 +153,45 @@ const float* as_floats(const uint16_t* values, int64_t size, std::vector<float>&
 }
 
 template <typename T>
-void multiply(const T* input, const T* weight, const T* bias, T* output, int64_t M, int64_t K, int64_t N) {
+void multiply(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, Tensor& output) {
+  static constexpr auto BY_ROWS = Product<T>::by_rows(std::make_integer_sequence<int, ROWS>{});
+  const int64_t N = weight.size(0), K = weight.size(1), M = input.numel() / K;
   std::vector<float> copy;
-  const float* rows = as_floats(input, M * K, copy);
+  const Product<T> product{
+      as_floats(static_cast<const T*>(input.data_ptr()), M * K, copy), static_cast<const T*>(weight.data_ptr()),
+      bias ? static_cast<const T*>(bias->data_ptr()) : nullptr, static_cast<T*>(output.data_ptr()), K, N};
   const int64_t num_groups = (M + ROWS - 1) / ROWS;
   const int64_t grain = std::max<int64_t>(1, FEWEST_PRODUCTS / (BLOCK * K * M + 1));
   torch::stable::parallel_for(0, (N + BLOCK - 1) / BLOCK, grain, [&](int64_t begin, int64_t end) {
-    std::vector<float> block_copy;
-    float sums[ROWS * BLOCK];
-    for (int64_t n = begin * BLOCK; n < std::min(N, end * BLOCK); n += BLOCK) {
-      const T* block = weight + n * K;
-      const float* floats = num_groups > 2 ? as_floats(block, K * BLOCK, block_copy) : nullptr; // convert once
+    for (int64_t n = begin * BLOCK; n < std::min(N, end * BLOCK); n += BLOCK)
       for (int64_t group = 0; group < num_groups; group++) { // of equal sizes, or one apart
         const int64_t first = M * group / num_groups, num = M * (group + 1) / num_groups - first;
-        if (floats) TILES<float>[num - 1](rows + first * K, floats, K, sums);
-        else TILES<T>[num - 1](rows + first * K, block, K, sums);
-        for (int64_t m = 0; m < num; m++)
-          for (int64_t i = 0; i < std::min(BLOCK, N - n); i++)
-            store(output + (first + m) * N + n + i, sums[m * BLOCK + i] + (bias ? to_float(bias[n + i]) : 0.0f));
+        (product.*BY_ROWS[num - 1])(first, n, std::min(N, n + BLOCK), group == 0);
       }
-    }
   });
 }
 
-template <typename T>
-void run(const Tensor& input, const Tensor& packed, const std::optional<Tensor>& bias, Tensor& output) {
-  const int64_t K = packed.size(1), N = output.size(output.dim() - 1);
-  multiply(
-      static_cast<const T*>(input.data_ptr()), static_cast<const T*>(packed.data_ptr()),
-      bias ? static_cast<const T*>(bias->data_ptr()) : nullptr, static_cast<T*>(output.data_ptr()),
-      input.numel() / K, K, N);
-}
-
-Tensor packed_linear(Tensor given, Tensor packed, std::optional<Tensor> bias, int64_t num_outputs) {
+Tensor linear(Tensor given, Tensor weight, std::optional<Tensor> bias) {
+  const bool is_float = weight.scalar_type() == ScalarType::Float;
+  if (given.numel() > WIDE * weight.size(1) && (is_float || HAS_BF16)) {
+    std::array<StableIValue, 3> stack{
+        torch::stable::detail::from(given), torch::stable::detail::from(weight), torch::stable::detail::from(bias)};
+    STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "", stack.data(), TORCH_ABI_VERSION));
+    return torch::stable::detail::to<Tensor>(stack[0]);
+  }
   const Tensor input = torch::stable::contiguous(given);
   std::vector<int64_t> shape(input.sizes().begin(), input.sizes().end());
-  shape.back() = num_outputs;
+  shape.back() = weight.size(0);
   Tensor output = torch::stable::new_empty(input, shape);
-  if (input.scalar_type() == ScalarType::Float) run<float>(input, packed, bias, output);
-  else run<uint16_t>(input, packed, bias, output);
+  if (is_float) multiply<float>(input, weight, bias, output);
+  else multiply<uint16_t>(input, weight, bias, output);
   return output;
 }
 
 } // namespace
 
 STABLE_TORCH_LIBRARY(hf_speculative, library) {
-  library.def("packed_linear(Tensor input, Tensor packed, Tensor? bias, int num_outputs) -> Tensor");
+  library.def("linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(hf_speculative, CPU, library) { library.impl("packed_linear", TORCH_BOX(&packed_linear)); }
+STABLE_TORCH_LIBRARY_IMPL(hf_speculative, CPU, library) { library.impl("linear", TORCH_BOX(&linear)); }

@@ -7,7 +7,6 @@ from torch import distributed, nn
 from transformers import PreTrainedModel
 
 from ..hf_compat import device_mesh, tensor_parallel_size
-from .packed_parameters import named_parameters_of, parameters_of, weight_of
 
 
 def are_several() -> bool:
@@ -42,13 +41,13 @@ def is_sharded(model: PreTrainedModel | None) -> bool:
     """FSDP or ZeRO-3 has sharded the weights, so that a forward gathers them from all ranks, whatever each of them reads."""
     if model is None or not are_several():
         return False
-    return any(map(_is_fsdp, model.modules())) or any(hasattr(weight, "ds_id") for weight in parameters_of(model))
+    return any(map(_is_fsdp, model.modules())) or any(hasattr(weight, "ds_id") for weight in model.parameters())
 
 
 def has_sharded_weights(model: PreTrainedModel) -> bool:
     """FSDP2 has sharded weights, and they are not gathered at the moment."""
     tensor = sys.modules.get("torch.distributed.tensor")  # imported wherever a model is sharded
-    return tensor is not None and is_sharded(model) and any(isinstance(w, tensor.DTensor) for w in parameters_of(model))
+    return tensor is not None and is_sharded(model) and any(isinstance(w, tensor.DTensor) for w in model.parameters())
 
 
 def _is_fsdp(module: nn.Module) -> bool:
@@ -63,11 +62,11 @@ def weights_of_a_pass(model: PreTrainedModel) -> int:
     names = ("num_local_experts", "num_experts", "n_routed_experts")
     num_experts = next((n for name in names if (n := getattr(config, name, None))), 1)
     num_chosen = min(getattr(config, "num_experts_per_tok", None) or num_experts, num_experts)
-    tables = {weight_of(module) for module in model.modules() if isinstance(module, nn.Embedding)}
+    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     if (head := model.get_output_embeddings()) is not None:
-        tables.discard(weight_of(head))  # a tied embedding is the head as well, and computes there
+        tables.discard(head.weight)  # a tied embedding is the head as well, and computes there
     total = 0.0
-    for name, weight in named_parameters_of(model):
+    for name, weight in model.named_parameters():
         if weight not in tables:
             share = num_chosen / num_experts if ".experts." in name else 1
             total += getattr(weight, "ds_numel", weight.numel()) * share
@@ -76,4 +75,4 @@ def weights_of_a_pass(model: PreTrainedModel) -> int:
 
 def num_parameters(model: PreTrainedModel) -> int:
     """Those of the whole model; ZeRO-3 leaves a rank's own with none."""
-    return sum(getattr(weight, "ds_numel", weight.numel()) for weight in parameters_of(model))
+    return sum(getattr(weight, "ds_numel", weight.numel()) for weight in model.parameters())

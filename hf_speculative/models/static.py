@@ -203,7 +203,7 @@ class AheadModel(StaticModel):
     """A ragged model whose passes run from a file that was compiled ahead of time, short prompts included; see `exported`.
 
     Args:
-        one_pass: the file's, on the weights of `model`; once it gives `None`, passes are eager.
+        one_pass: the file's, on the weights of `model`.
     """
 
     def __init__(self, model: PreTrainedModel, clamp_ids: bool, one_pass: CompiledPass):
@@ -217,13 +217,12 @@ class AheadModel(StaticModel):
         return self.all_slots or end
 
     def _one_pass(self, inputs: tuple[Tensor, ...], num_last: int) -> Callable[..., Tensor]:
-        caches, eager = self._caches(inputs), super()._one_pass(inputs, num_last)
+        caches = self._caches(inputs)
 
         def one_pass(*tensors: Tensor) -> Tensor:
             width, slots = tensors[0].shape[1], tensors[4]
             columns = slots[max(0, width - num_last) : width]
-            found = self.one_pass([*(t.contiguous() for t in tensors), columns, *caches])
-            return eager(*tensors) if found is None else found[0]
+            return self.one_pass([*(t.contiguous() for t in tensors), columns, *caches])[0]
 
         return one_pass
 
@@ -237,8 +236,6 @@ class AheadModel(StaticModel):
         for _ in range(num_tokens):
             width = tokens.shape[1]
             found = self.one_pass([tokens, first, seen, bounds, slots, *nodes, slots[width - 1 : width], *caches])
-            if found is None:
-                return None  # what it has written is not counted as seen
             first = seen = first + width
             drawn.append(found[1])
             tokens = self.readable(drawn[-1])

@@ -6,8 +6,6 @@ from pathlib import Path
 from torch import nn
 from transformers import PreTrainedModel
 
-from .packed_parameters import parameters_of
-
 _TESTED = json.loads((Path(__file__).parent / "tested_types.json").read_text())
 #: model types that tests/models/test_ragged.py compares with plain `generate`, so that none needs to be asked
 TESTED_TYPES = frozenset(_TESTED["ragged"])
@@ -40,7 +38,7 @@ def has_tested_modules(model: PreTrainedModel) -> bool:
     packages = {f"{kind.__module__}." for kind in kinds}
     if any(name.startswith(FOREIGN_MODULES) or not name.startswith(TESTED_MODULES) for name in packages):
         return False
-    weights = list(parameters_of(model))
+    weights = list(model.parameters())
     kinds = {type(weight) for weight in weights} - {nn.Parameter}
     are_sharded = all(kind.__module__.startswith("torch.distributed.") for kind in kinds)
     return are_sharded and all(weight.is_floating_point() for weight in weights)

@@ -4,7 +4,6 @@ from torch import nn
 
 from ..hf_compat import ACTIVE_ADAPTER, DISABLE_ADAPTERS, version_of
 from ..interfaces import CachedModel
-from ..models.packed_parameters import parameters_of
 from ..types import Batch, Prefix
 from .rows import Rows, Running, share_prefixes
 
@@ -33,6 +32,6 @@ class Parked:
 
 def weights_of(model: nn.Module) -> tuple:
     """A value that changes when a weight does: addresses, versions, and active PEFT adapters."""
-    written = [(p.data_ptr(), version_of(p)) for p in parameters_of(model)]
+    written = [(p.data_ptr(), version_of(p)) for p in model.parameters()]
     layers = [vars(module) for module in model.modules() if ACTIVE_ADAPTER in vars(module)]
     return written, [(str(layer[ACTIVE_ADAPTER]), layer.get(DISABLE_ADAPTERS)) for layer in layers]

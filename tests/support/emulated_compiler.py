@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from itertools import chain
 from types import SimpleNamespace
 
@@ -12,7 +11,6 @@ from torch.func import functional_call
 
 from hf_speculative.models import artifacts, execution, exported, pool
 from hf_speculative.models.exported import check
-from hf_speculative.models.packed_layers import for_compiler, layout_of
 from hf_speculative.models.pieces import Before
 from hf_speculative.models.traced import HeadPass, TracedPass
 
@@ -28,8 +26,8 @@ def begins_a_pass(module) -> bool:
 class Function:
     """What a compiled function does, and the file that holds it, by the traced module on the constants it was given."""
 
-    def __init__(self, compiler, module, packed):
-        self.compiler, self.module, self.metadata = compiler, module, {"packed": json.dumps(packed)}
+    def __init__(self, compiler, module):
+        self.compiler, self.module = compiler, module
         named = chain(module.named_parameters(), module.named_buffers())
         self.constants = {name.replace(".", "_"): name for name, _ in named}
 
@@ -70,7 +68,7 @@ class Emulated:
         self.num_files += 1
         self.num_made += begins_a_pass(module)
         path.write_text(str(self.num_files))
-        self.modules[str(self.num_files)] = copy.deepcopy(for_compiler(module)), layout_of(module)
+        self.modules[str(self.num_files)] = copy.deepcopy(module)
 
     def check(self, compiled, module, parts):
         """The trial of what was made; its passes are not counted."""
@@ -81,7 +79,7 @@ class Emulated:
             self.is_trying = False
 
     def open_package(self, path):
-        return Function(self, *self.modules[path.read_text()])
+        return Function(self, self.modules[path.read_text()])
 
 
 def install(folder, monkeypatch) -> Emulated:

@@ -184,8 +184,7 @@ class SpeculativeTrainerMixin(_Trainer):
         target = checks.unwrap(self.accelerator.unwrap_model(self.model), "model")
         found = own_generate(target)
         if draft_model is not None or config is not None:
-            # Weights that training changes would be packed anew in each evaluation.
-            attach(target, draft_model, config=(config or SpeculativeConfig()).over(SpeculativeConfig(optimize=False)))
+            attach(target, draft_model, config=config)
         elif found is None:  # a call may name a source of drafts
             target.generate = Attached(target, None, SpeculativeConfig())
         attached = own_generate(target)
@@ -200,11 +199,9 @@ class SpeculativeTrainerMixin(_Trainer):
                 del target.generate
                 if found is not None:
                     target.generate = found
-                elif attached.config.optimize:  # compiled and captured passes took long to make, and are kept
-                    attached.unpack()
-                else:
-                    for one in models:  # training needs the memory
-                        pool.release(one)
+                attached.drop_kernel()
+                for one in models:  # training needs the memory
+                    pool.release(one)
 
 
 class SpeculativeSeq2SeqTrainer(SpeculativeTrainerMixin, Seq2SeqTrainer):

@@ -50,7 +50,7 @@ class Options:
     compare: list[Path] | None = setting(None, COMPARE, panel=SUITES)
     minutes: float | None = setting(None, "Time to measure: figures are of a sample.", above=0.0)
     by: str | None = setting(None, "Who measured, for a table to contribute.")
-    optimize: bool = setting(False, "Decode on compiled passes and packed weights, plainly too. Default: eager.")
+    optimize: bool = setting(False, "Decode on compiled passes and by our kernel, plainly too. Default: eager.")
     batch: str = setting("1", "Prompts decoded together: the concurrency.")
     context: str = setting("64", "Length of each prompt of built-in text, in tokens.")
     temperature: str = setting("0", "0 is greedy.")

@@ -61,7 +61,7 @@ Loaded: TypeAlias = tuple[str, PreTrainedModel, Any, PreTrainedTokenizerBase]
 
 
 def load() -> Loaded:
-    """Load SmolLM2 with its warm tables, weights packed; the embedded pair where it cannot be loaded."""
+    """Load SmolLM2 with its warm tables, attached; the embedded pair where it cannot be loaded."""
     try:
         target, draft, tokenizer = example_pair()
     except (ValueError, OSError) as error:
