@@ -1,4 +1,3 @@
-import gc
 import os
 from weakref import WeakKeyDictionary
 
@@ -22,12 +21,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 def pytest_report_header(config):
     return f"torch {torch.__version__}, transformers {transformers.__version__}"
-
-
-def pytest_collection_finish():
-    """Keep what is imported out of `gc.collect()`, which packing weights calls: none of it is garbage."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

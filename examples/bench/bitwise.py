@@ -44,7 +44,7 @@ def main():
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--num-prompts", type=int, default=48)
     parser.add_argument("--batch-size", type=int, default=8, help="the second batch size, beside 1")
-    parser.add_argument("--optimize", action="store_true", help="packed weights and compiled passes for ours")
+    parser.add_argument("--optimize", action="store_true", help="compiled passes and our kernel for ours")
     options = parser.parse_args()
     target, draft, tokenizer = hs.embedded_pair() if options.model == "embedded" else hs.example_pair("smollm2")
     dtype = getattr(torch, options.dtype)

@@ -19,20 +19,15 @@ FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def main() -> None:
+    if (reason := products.no_kernel_reason()) is not None:
+        raise SystemExit(reason)
     target, *_ = hs.example_pair()
     weights = [module.weight.detach() for module in target.modules() if isinstance(module, torch.nn.Linear)]
     ways = {"float32: reading alone": (torch.float32, lambda input, weight: weight.sum(), weights)}
-    ordered = [torch.ops.mkldnn._reorder_linear_weight(weight, products.COLUMNS) for weight in weights]
-    ways["float32: oneDNN's order"] = (
-        torch.float32,
-        lambda input, one: products.linear(input, one, None, len(one)),
-        ordered,
-    )
     for name, dtype in FORMATS.items():
-        plain = [weight.to(dtype) for weight in weights]
-        packed = [(products.packed(weight), len(weight)) for weight in plain]
-        ways[f"{name}: plain"] = dtype, functional.linear, plain
-        ways[f"{name}: packed"] = dtype, lambda input, one: products.linear(input, one[0], None, one[1]), packed
+        own = [weight.to(dtype) for weight in weights]
+        ways[f"{name}: torch"] = dtype, functional.linear, own
+        ways[f"{name}: our kernel"] = dtype, products.linear, own
     print(f"| | {' | '.join(map(str, COLUMNS))} |\n|{'---|' * (1 + len(COLUMNS))}")
     found: dict[str, list[str]] = {name: [] for name in ways}
     for num_columns in COLUMNS:

@@ -165,34 +165,6 @@ def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def has_own_storage(tensor: Tensor) -> bool:
-    """All of the memory that a tensor lies in is its own, and no other process has it."""
-    storage = tensor.untyped_storage()
-    return storage.nbytes() == tensor.nbytes and not storage.is_shared()
-
-
-def owners_of(tensor: Tensor) -> tuple[int, int, int]:
-    """References to a tensor: Python's, C++'s, and those to its storage; the caller's included."""
-    storage = tensor.untyped_storage()
-    return sys.getrefcount(tensor), tensor._use_count(), torch._C._storage_Use_Count(storage._cdata)
-
-
-def _owned_once() -> tuple[int, int, int]:
-    module = {"weight": torch.zeros(1)}
-    weight = dict.__getitem__(module, "weight")
-    assert has_own_storage(weight)
-    return owners_of(weight)
-
-
-#: `owners_of` a tensor that one dictionary and one name hold, counted on this Python and torch
-OWNED_ONCE = _owned_once() if hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count") else None
-
-
-def has_onednn_bf16() -> bool:
-    """oneDNN multiplies in bfloat16 on this processor."""
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-
-
 def is_compiled(module: nn.Module) -> bool:
     """`module.compile()` was called."""
     return module._compiled_call_impl is not None

@@ -81,7 +81,7 @@ inline Floats fused(Floats a, Floats b, Floats sum) { return _mm256_fmadd_ps(a, 
 inline __m256 halved(__m256 sums) { return sums; }
 #endif
 
-// The sums over the lanes of N vectors; `totals` has room for four more.
+// The sums over the lanes of N vectors; `totals` has room for three more.
 template <int N>
 inline void add_lanes(const Floats* sums, float* totals) {
   for (int i = 0; i < N; i += 4) {
@@ -92,11 +92,11 @@ inline void add_lanes(const Floats* sums, float* totals) {
   }
 }
 
-// M rows by R outputs. `prefetches` the tile behind this one: the processor's own prefetching ends at each page.
+// R outputs by M rows of the first `whole` inputs. `prefetches` the tile behind: the processor's own prefetching ends at pages.
 template <int M, int R, typename T>
-inline void tile(const float* input, const T* weight, int64_t K, bool prefetches, float* totals) {
-  Floats sums[M][R] = {};
-  const int64_t whole = K / LANES * LANES;
+inline void tile(const float* input, const T* weight, int64_t K, int64_t whole, bool prefetches, float* totals) {
+  Floats sums[R][M] = {};
+#pragma GCC unroll 4
   for (int64_t k = 0; k < whole; k += LANES) {
     Floats part[R];
     for (int r = 0; r < R; r++) {
@@ -106,36 +106,35 @@ inline void tile(const float* input, const T* weight, int64_t K, bool prefetches
     }
     for (int m = 0; m < M; m++) {
       const Floats row = load(input + m * K + k);
-      for (int r = 0; r < R; r++) sums[m][r] = fused(row, part[r], sums[m][r]);
+      for (int r = 0; r < R; r++) sums[r][m] = fused(row, part[r], sums[r][m]);
     }
   }
-  add_lanes<M * R>(&sums[0][0], totals);
-  for (int64_t k = whole; k < K; k++)
-    for (int m = 0; m < M; m++)
-      for (int r = 0; r < R; r++)
-        totals[m * R + r] = __builtin_fmaf(input[m * K + k], to_float(weight[r * K + k]), totals[m * R + r]);
+  add_lanes<R * M>(&sums[0][0], totals);
 }
 
 template <typename T>
 struct Product {
-  const float* rows;
+  const float* input;
   const T *weight, *bias;
   T* output;
   int64_t K, N;
 
-  // M rows from `first` on by the outputs from `begin` to `end`.
-  template <int M, int R = OUTPUTS[M - 1]>
+  // M rows from `first` on by a block of outputs, those from `begin` to `end`.
+  template <int M>
   void run(int64_t first, int64_t begin, int64_t end, bool prefetches) const {
+    constexpr int R = OUTPUTS[M - 1];
+    const float* rows = input + first * K;
+    const int64_t whole = K / LANES * LANES;
+    float totals[BLOCK * M + 3];
     int64_t n = begin;
-    for (; n + R <= end; n += R) {
-      float totals[M * R + 4];
-      tile<M, R>(rows + first * K, weight + n * K, K, prefetches, totals);
-      for (int m = 0; m < M; m++)
-        for (int r = 0; r < R; r++)
-          store(output + (first + m) * N + n + r, totals[m * R + r] + (bias ? to_float(bias[n + r]) : 0.0f));
-    }
-    if constexpr (R > 1)
-      if (n < end) run<M, 1>(first, n, end, prefetches);
+    for (; n + R <= end; n += R) tile<M, R>(rows, weight + n * K, K, whole, prefetches, totals + (n - begin) * M);
+    for (; n < end; n++) tile<M, 1>(rows, weight + n * K, K, whole, prefetches, totals + (n - begin) * M);
+    for (n = begin; n < end; n++)
+      for (int m = 0; m < M; m++) {
+        float total = totals[(n - begin) * M + m];
+        for (int64_t k = whole; k < K; k++) total = __builtin_fmaf(rows[m * K + k], to_float(weight[n * K + k]), total);
+        store(output + (first + m) * N + n, total + (bias ? to_float(bias[n]) : 0.0f));
+      }
   }
 
   template <int... M>

@@ -7,10 +7,9 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.call.optimize import EAGER, Execution, execution_of
-from hf_speculative.models import artifacts, execution
-from hf_speculative.models.packed_layers import dtypes
+from hf_speculative.models import artifacts, execution, products
+from hf_speculative.models.linears import num_by_kernel
 from tests.support import tiny
-from tests.support.execution import num_packed
 
 CALL = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -19,8 +18,8 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 @pytest.mark.parametrize(
     ("optimize", "device", "expected"),
     [
-        ("auto", CPU, Execution(packs=True, compile="auto")),
-        (True, CPU, Execution(packs=True, compile=True)),
+        ("auto", CPU, Execution(has_kernel=True, compile="auto")),
+        (True, CPU, Execution(has_kernel=True, compile=True)),
         ("auto", CUDA, EAGER),
         (True, CUDA, Execution(compile=True, captures=True)),
         *((value, device, EAGER) for value in (False, None) for device in (CPU, CUDA)),
@@ -33,14 +32,14 @@ def test_what_it_means(optimize, device, expected, monkeypatch):
     assert execution_of(optimize, device) == (EAGER if optimize == "auto" else expected)
 
 
-@pytest.mark.skipif(not dtypes(), reason="nothing can be packed on this machine")
-def test_attach_packs_unless_told_otherwise(emulated):
+@pytest.mark.skipif(not products.has_kernel(), reason="the kernel cannot be built on this machine")
+def test_attach_uses_the_kernel_unless_told_otherwise(emulated):
     model, draft = tiny.llama(), tiny.noisy_copy(tiny.llama())
     expected = model.generate(**tiny.prompts(2), **CALL).tolist()
-    assert num_packed(hs.attach(model, draft)) == num_packed(draft) == 15
+    assert num_by_kernel(hs.attach(model, draft)) == num_by_kernel(draft) == 15
     assert model.generate(**tiny.prompts(2), **CALL).tolist() == expected
-    assert num_packed(hs.attach(model, draft, optimize=False)) == num_packed(draft) == 0
-    assert num_packed(hs.attach(model, draft, config=hs.SpeculativeConfig(optimize=False))) == 0
+    assert num_by_kernel(hs.attach(model, draft, optimize=False)) == num_by_kernel(draft) == 0
+    assert num_by_kernel(hs.attach(model, draft, config=hs.SpeculativeConfig(optimize=False))) == 0
 
 
 def test_passes_are_compiled_once_a_model_has_decoded_for_a_while(emulated, monkeypatch, caplog):
@@ -66,7 +65,7 @@ def test_not_on_one_core_nor_where_it_is_off(monkeypatch):
     model = hs.attach(tiny.llama())
     for _ in range(2):
         model.generate(**tiny.prompts(1), **CALL)
-    assert num_packed(model) == 0
+    assert num_by_kernel(model) == 0
 
 
 def test_a_call_may_run_eagerly(emulated):

@@ -75,7 +75,7 @@ def test_without_compiled_passes_and_without_attach(emulated, monkeypatch):
     call = tiny.prompts(1) | GREEDY
     hs.generate(tiny.llama(), **call, draft_model=None)
     hs.attach(tiny.llama(), optimize=False).generate(**call, draft_model=None)
-    run_as(monkeypatch, packs=True)
+    run_as(monkeypatch, has_kernel=True)
     hs.attach(tiny.llama()).generate(**call, draft_model=None)
     assert not emulated.runs
 

@@ -1,9 +1,7 @@
 import pytest
 
-import hf_speculative as hs
 from hf_speculative.models import artifacts, pool
 from tests.support import tiny
-from tests.support.execution import num_packed, run_as
 
 
 @pytest.fixture
@@ -16,16 +14,6 @@ def model():
 def plain():
     """A twin of `model`."""
     return tiny.llama()
-
-
-@pytest.fixture
-def packed(model, monkeypatch):
-    """A model of which all linear layers are packed."""
-    run_as(monkeypatch, packs=True)
-    hs.attach(model, draft_model="suffix")
-    assert num_packed(model) == 15
-    yield model
-    hs.detach(model)
 
 
 @pytest.fixture(scope="module")
