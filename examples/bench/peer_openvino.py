@@ -24,6 +24,8 @@ from transformers import PreTrainedModel
 import hf_speculative as hs
 from hf_speculative.measuring.bench import prompts
 
+CPU: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+
 
 def main(
     exporter: Annotated[str, typer.Argument(help="The Python of an environment with optimum-intel.")],
@@ -40,20 +42,38 @@ def main(
 
 
 def rival(folder: Path, drafts: bool, temperature: float):
-    """OpenVINO's pipeline, on as many threads as torch has."""
-    pipeline = _pipeline(folder, drafts)
+    """OpenVINO's pipeline, with the draft or plain."""
+    model = OpenVino(
+        folder, **({"draft_model": openvino_genai.draft_model(str(folder / "draft"), "CPU", **CPU)} if drafts else {})
+    )
+    sampling = {"do_sample": True, "temperature": temperature} if temperature else {}
 
     def new_ids(call: dict[str, Any]) -> list[list[int]]:
-        settings: dict[str, Any] = {"num_assistant_tokens": call["num_draft_tokens"]} if drafts else {}
-        if temperature:
-            settings |= {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 2**31 - 1}
-        config = openvino_genai.GenerationConfig(
-            max_new_tokens=call["max_new_tokens"], ignore_eos=True, apply_chat_template=False, **settings
-        )
-        ids, mask = (Tensor(np.ascontiguousarray(call[name].numpy())) for name in ("input_ids", "attention_mask"))
-        return pipeline.generate(openvino_genai.TokenizedInputs(ids, mask), config).tokens
+        own = sampling | ({"num_assistant_tokens": call["num_draft_tokens"]} if drafts else {})
+        return model.generate(call["input_ids"], call["attention_mask"], call["max_new_tokens"], **own)
 
     return timed_rival(f"openvino{', with the draft' if drafts else ', plain'}", new_ids)
+
+
+class OpenVino:
+    """OpenVINO's pipeline of the target in `folder`, on as many threads as torch has, with a `generate` like a model's."""
+
+    def __init__(self, folder: Path, **settings: Any):
+        # Its own default keeps prompts for later calls: each repeat but the first would be without the prompt's pass.
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.enable_prefix_caching, scheduler.max_num_batched_tokens = False, 2**31 - 1
+        given = CPU | {"scheduler_config": scheduler} | settings
+        self.pipeline = openvino_genai.LLMPipeline(str(folder / "target"), "CPU", **given)
+
+    def generate(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, max_new_tokens: int, **kwargs: Any):
+        """As many new tokens, whether the text ends before or not; all likely and unlikely ones, where it samples."""
+        if kwargs.get("do_sample"):
+            kwargs = {"top_p": 1.0} | kwargs | {"top_k": 2**31 - 1}
+        config = openvino_genai.GenerationConfig(
+            max_new_tokens=max_new_tokens, ignore_eos=True, apply_chat_template=False, **kwargs
+        )
+        ids, mask = (Tensor(np.ascontiguousarray(tensor.numpy())) for tensor in (input_ids, attention_mask))
+        return self.pipeline.generate(openvino_genai.TokenizedInputs(ids, mask), config).tokens
 
 
 def exported(exporter: str, models: dict[str, PreTrainedModel], tokenizer, folder: Path) -> None:
@@ -69,17 +89,6 @@ def exported(exporter: str, models: dict[str, PreTrainedModel], tokenizer, folde
             raise RuntimeError(f"optimum-intel could not export the {name}: {done.stderr.strip().splitlines()[-1:]}")
         for part, tokenizer in zip(("tokenizer", "detokenizer"), tokenizers, strict=True):
             save_model(tokenizer, folder / name / f"openvino_{part}.xml")
-
-
-def _pipeline(folder: Path, drafts: bool):
-    settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-    if drafts:
-        settings["draft_model"] = openvino_genai.draft_model(str(folder / "draft"), "CPU", **settings)
-    # Its own default keeps prompts for later calls: each repeat but the first would be without the prompt's pass.
-    settings["scheduler_config"] = openvino_genai.SchedulerConfig()
-    settings["scheduler_config"].enable_prefix_caching = False
-    settings["scheduler_config"].max_num_batched_tokens = 2**31 - 1
-    return openvino_genai.LLMPipeline(str(folder / "target"), "CPU", **settings)
 
 
 if __name__ == "__main__":

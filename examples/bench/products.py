@@ -12,14 +12,14 @@ import torch
 from torch.nn import functional
 
 import hf_speculative as hs
-from hf_speculative.models import products
+from hf_speculative.models import native
 
 COLUMNS, REPEATS = (1, 3, 5, 9, 17), 7
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def main() -> None:
-    if (reason := products.no_kernel_reason()) is not None:
+    if (reason := native.no_kernel_reason()) is not None:
         raise SystemExit(reason)
     target, *_ = hs.example_pair()
     weights = [module.weight.detach() for module in target.modules() if isinstance(module, torch.nn.Linear)]
@@ -27,7 +27,7 @@ def main() -> None:
     for name, dtype in FORMATS.items():
         own = [weight.to(dtype) for weight in weights]
         ways[f"{name}: torch"] = dtype, functional.linear, own
-        ways[f"{name}: our kernel"] = dtype, products.linear, own
+        ways[f"{name}: our kernel"] = dtype, native.linear, own
     print(f"| | {' | '.join(map(str, COLUMNS))} |\n|{'---|' * (1 + len(COLUMNS))}")
     found: dict[str, list[str]] = {name: [] for name in ways}
     for num_columns in COLUMNS:

@@ -1,14 +1,18 @@
 """SmolLM2 on eight questions, in its chat template: plain `generate`, transformers' prompt lookup and this package in turn.
 
-python examples/bench/real_model.py [--tokens 128] [--repeats 1] [--temperature 0.8] [--suite gsm8k]
+python examples/bench/real_model.py [--tokens 128] [--repeats 1] [--temperature 0.8] [--suite gsm8k] [--openvino PYTHON]
 
 Prints a Markdown table: whole calls over plain `generate`, the median over questions and repeats with quartiles, and tokens
 a target pass. Passes are compiled before the first call that counts, as for a process that finds their files.
+With OpenVINO GenAI in turn as well, if named the Python of an environment with optimum-intel, see peer_openvino.py.
 """
 
 import argparse
 import statistics
+import tempfile
 import time
+from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 
@@ -18,14 +22,25 @@ from hf_speculative.measuring.suites import questions
 from hf_speculative.models.model_state import keeping
 
 
-def ways(tables):
+def ways(tables, tokenizer, exporter, folder):
     """Each way: its name, a model of its own, keywords of `generate`, and the batch sizes that it takes."""
     plain, default, warm = (hs.example_pair()[0] for _ in range(3))
+    others = []
+    if exporter:
+        from peer_openvino import OpenVino, exported
+
+        exported(exporter, {"target": plain}, tokenizer, folder)
+        lookup = {"num_assistant_tokens": 5, "max_ngram_size": 3}
+        others = [
+            ("OpenVINO GenAI", OpenVino(folder), {}, (1, 8)),
+            ("OpenVINO GenAI, prompt lookup", OpenVino(folder, prompt_lookup=True), lookup, (1, 8)),
+        ]
     hs.attach(default, optimize=True)
     hs.attach(warm, tables, optimize=True)
     return [
         ("plain `generate`", plain, {}, (1, 8)),
         ("transformers' prompt lookup", plain, {"prompt_lookup_num_tokens": 10}, (1,)),
+        *others,
         ("`attach(target)`, calls with `draft_model=None`", default, {"draft_model": None}, (1, 8)),
         ("`attach(target)`", default, {}, (1, 8)),
         ("`attach(target, tables)`", warm, {}, (1, 8)),
@@ -39,6 +54,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=0.0, help="of sampled calls with top_p 0.95; 0 is greedy")
     parser.add_argument("--suite", help="eight questions of it instead of ours: NAME or NAME=FILE, as in `bench`")
+    parser.add_argument("--openvino", metavar="PYTHON", help="OpenVINO as well, exported by this environment")
     given = parser.parse_args()
     sampling = {"do_sample": False}
     if given.temperature:
@@ -48,7 +64,8 @@ def main() -> None:
     asked = [row["turns"][0] for row in questions(given.suite, len(QUESTIONS))] if given.suite else QUESTIONS
     chats = [[{"role": "user", "content": question}] for question in asked]
     found: dict[tuple[str, int], tuple[str, str]] = {}
-    tried = ways(tables)
+    with tempfile.TemporaryDirectory() as folder:
+        tried = ways(tables, tokenizer, given.openvino, Path(folder))
     for size in (1, 8):
         batches = [chats[first : first + size] for first in range(0, len(chats), size)]
         inputs = [
@@ -69,8 +86,11 @@ def main() -> None:
                     torch.manual_seed(0)
                     start = time.perf_counter()
                     # Answers are kept for later calls: each way knows its own of this repeat alone.
-                    with keeping(model, kept.setdefault((name, repeat), {})), hs.record() as stats:
-                        model.generate(**call, **kwargs, pad_token_id=tokenizer.eos_token_id)
+                    own = hasattr(model, "config")
+                    keeps = keeping(model, kept.setdefault((name, repeat), {})) if own else nullcontext()
+                    ends = {"pad_token_id": tokenizer.eos_token_id} if own else {}
+                    with keeps, hs.record() as stats:
+                        model.generate(**call, **kwargs, **ends)
                     if repeat:
                         times[name].append(time.perf_counter() - start)
                         passes[name] += stats.num_target_forwards

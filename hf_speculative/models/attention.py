@@ -17,6 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from ..hf_compat import ALL_ATTENTION_FUNCTIONS, attention_name, sdpa_attention_forward, sdpa_mask, set_own_attention
+from . import native
+from .linears import has_kernel
 from .shallow import replaced, shallow
 from .sharding import is_sharded
 
@@ -56,14 +58,22 @@ def folded_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     groups = getattr(module, "num_key_value_groups", 1)
     batch, heads, width, dim = query.shape
-    output = scaled_dot_product_attention(
+    folded, mask = (
         query.reshape(batch, heads // groups, groups * width, dim),
-        key,
-        value,
-        attn_mask=_folded_mask(attention_mask, groups, query),
-        scale=kwargs.get("scaling"),
+        _folded_mask(attention_mask, groups, query),
     )
+    scale = kwargs.get("scaling") or dim**-0.5
+    if "by_kernel" in vars(module) and _is_for_kernel(folded, key, value):
+        output = native.attention(folded, key, value, mask, scale)
+    else:
+        output = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
     return output.reshape(batch, heads, width, value.shape[-1]).transpose(1, 2).contiguous(), None
+
+
+def _is_for_kernel(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return False
+    return query.device.type == "cpu" and query.dtype in native.DTYPES and query.dtype == key.dtype == value.dtype
 
 
 def _folds(query: Tensor, mask: Tensor | None, kwargs: dict) -> bool:
@@ -120,10 +130,13 @@ def with_folded_attention(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _folded(module: nn.Module) -> nn.Module | None:
-    """A twin of an attention module that has to fold or take masks, else `None`."""
-    if not _is_grouped_sdpa(module) and not _takes_no_mask(module):
+    """A twin of an attention module that has to fold, to take masks or to run by our kernel, else `None`."""
+    by_kernel = any(map(has_kernel, module.children()))
+    if not _folds_sdpa(module, by_kernel) and not _takes_no_mask(module):
         return None
     twin = shallow(module)
+    if by_kernel:
+        twin.by_kernel = True
     if attention_name(module.config) != "sdpa":
         vars(twin)["original"] = module  # not by nn.Module's setattr: it is no submodule of the twin
     twin.config = copy.copy(module.config)
@@ -150,11 +163,10 @@ def folds_by(model: nn.Module) -> list[int]:
     return sorted({own["num_key_value_groups"] for own in folding if "num_key_value_groups" in own})
 
 
-def _is_grouped_sdpa(module: nn.Module) -> bool:
+def _folds_sdpa(module: nn.Module, by_kernel: bool) -> bool:
     own = vars(module)
-    if own.get("num_key_value_groups", 1) == 1 or attention_name(own.get("config")) != "sdpa":
-        return False
-    return _dispatches(module, "sdpa")
+    is_grouped = own.get("num_key_value_groups", 1) != 1
+    return (is_grouped or by_kernel) and attention_name(own.get("config")) == "sdpa" and _dispatches(module, "sdpa")
 
 
 def _takes_no_mask(module: nn.Module) -> bool:

@@ -1,11 +1,11 @@
-"""Linear layers of a model that multiply by our kernel, see `products`; their weights stay as they are."""
+"""Linear layers of a model that multiply by our kernel, see `native`; their weights stay as they are."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from . import products
+from . import native
 
 #: bytes of a float32 weight below which a layer's own Python, 3 microseconds, takes what the kernel gains
 LEAST_BYTES = 2**19
@@ -15,7 +15,7 @@ class KernelLinear(nn.Linear):
     """An `nn.Linear` that multiplies by our kernel. Copies and pickles of it are plain."""
 
     def forward(self, input: Tensor) -> Tensor:
-        product = products.linear if _computes(self, input) else functional.linear
+        product = native.linear if _computes(self, input) else functional.linear
         return product(input, self.weight, self.bias)
 
     def __reduce_ex__(self, protocol):
@@ -31,10 +31,7 @@ def _computes(layer: nn.Linear, input: Tensor) -> bool:
             return False
         if weight.dtype == torch.float32 and weight.numel() * 4 < LEAST_BYTES:
             return False
-    if (
-        weight.dtype not in products.DTYPES
-        or not input.dtype == weight.dtype == (weight if bias is None else bias).dtype
-    ):
+    if weight.dtype not in native.DTYPES or not input.dtype == weight.dtype == (weight if bias is None else bias).dtype:
         return False
     if not input.device.type == weight.device.type == "cpu" or not weight.is_contiguous():
         return False
@@ -44,7 +41,7 @@ def _computes(layer: nn.Linear, input: Tensor) -> bool:
 
 def use_kernel(model: PreTrainedModel) -> None:
     """Let the linear layers of `model` multiply by our kernel, where there is one."""
-    if model.device.type == "cpu" and products.has_kernel():
+    if model.device.type == "cpu" and native.has_kernel():
         for module in model.modules():
             if type(module) is nn.Linear:
                 module.__class__ = KernelLinear
@@ -57,9 +54,14 @@ def drop_kernel(model: PreTrainedModel) -> None:
             module.__class__ = nn.Linear
 
 
+def has_kernel(layer: nn.Module) -> bool:
+    """Whether it is a linear layer that multiplies by our kernel."""
+    return type(layer) is KernelLinear
+
+
 def num_by_kernel(model: nn.Module) -> int:
     """How many of its linear layers multiply by our kernel."""
-    return sum(type(module) is KernelLinear for module in model.modules())
+    return sum(map(has_kernel, model.modules()))
 
 
 def describe(model: PreTrainedModel) -> str:
@@ -70,6 +72,6 @@ def describe(model: PreTrainedModel) -> str:
         return f"{num} of {num + num_plain} linear layers multiply by hf_speculative's kernel"
     if model.device.type != "cpu":
         return f"multiplied by torch: hf_speculative's kernel is for CPUs, and the model is on {model.device.type}"
-    if (reason := products.no_kernel_reason()) is not None:
+    if (reason := native.no_kernel_reason()) is not None:
         return f"multiplied by torch: {reason}"
     return "multiplied by torch; `attach` lets hf_speculative's kernel do it, unless `optimize=False`"

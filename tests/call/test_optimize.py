@@ -7,7 +7,7 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.call.optimize import EAGER, Execution, execution_of
-from hf_speculative.models import artifacts, execution, products
+from hf_speculative.models import artifacts, execution, native
 from hf_speculative.models.linears import num_by_kernel
 from tests.support import tiny
 
@@ -32,7 +32,7 @@ def test_what_it_means(optimize, device, expected, monkeypatch):
     assert execution_of(optimize, device) == (EAGER if optimize == "auto" else expected)
 
 
-@pytest.mark.skipif(not products.has_kernel(), reason="the kernel cannot be built on this machine")
+@pytest.mark.skipif(not native.has_kernel(), reason="the kernel cannot be built on this machine")
 def test_attach_uses_the_kernel_unless_told_otherwise(emulated):
     model, draft = tiny.llama(), tiny.noisy_copy(tiny.llama())
     expected = model.generate(**tiny.prompts(2), **CALL).tolist()

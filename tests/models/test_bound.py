@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hf_speculative as hs
-from hf_speculative.models import artifact_process, artifacts, bound, exported, pool, products
+from hf_speculative.models import artifact_process, artifacts, bound, exported, native, pool
 from hf_speculative.models.linears import num_by_kernel
 from tests.support import tiny
 from tests.support.execution import run_as
@@ -117,7 +117,7 @@ class TestTheName:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", products.DTYPES)
+@pytest.mark.parametrize("dtype", native.DTYPES)
 def test_with_the_compiler_itself(dtype, folder):
     """Three files a number format; what holds with an emulated compiler holds with this one."""
     model = tiny.llama().to(dtype)
@@ -132,7 +132,7 @@ def test_with_the_compiler_itself(dtype, folder):
             assert tiny.num_equal_tokens(model, tiny.prompts(batch), found, **LENGTH, draft_model=None) > 6 * batch
             if dtype == torch.float32:
                 assert found.tolist() == generate(model, batch, draft_model=None)
-    assert len(list(folder.glob("*.pt2"))) <= 3 * len(products.DTYPES)
+    assert len(list(folder.glob("*.pt2"))) <= 3 * len(native.DTYPES)
     constants = [one for piece in pool.kept(model).artifacts[()].pieces for one in piece.aliases]
     hs.detach(model)
     gc.collect()

@@ -9,12 +9,12 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 import hf_speculative as hs
-from hf_speculative.models import linears, products
+from hf_speculative.models import linears, native
 from hf_speculative.models.linears import KernelLinear, num_by_kernel, use_kernel
 from tests.support import tiny
 from tests.support.execution import have_equal_weights, run_as, weights
 
-pytestmark = pytest.mark.skipif(not products.has_kernel(), reason="the kernel cannot be built on this machine")
+pytestmark = pytest.mark.skipif(not native.has_kernel(), reason="the kernel cannot be built on this machine")
 KWARGS = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}
 
 
@@ -26,13 +26,13 @@ def uses_kernel(monkeypatch):
 @pytest.fixture
 def products_made(monkeypatch):
     """The shapes of the weights that the kernel multiplies with."""
-    shapes, linear = [], products.linear
+    shapes, linear = [], native.linear
 
     def noted(input, weight, bias=None):
         shapes.append(tuple(weight.shape))
         return linear(input, weight, bias)
 
-    monkeypatch.setattr(products, "linear", noted)
+    monkeypatch.setattr(native, "linear", noted)
     return shapes
 
 
@@ -68,7 +68,7 @@ def test_greedy_tokens_are_those_of_plain_decoding(kind, passes):
     assert not any(isinstance(module, KernelLinear) for module in model.modules())
 
 
-@pytest.mark.parametrize("dtype", products.DTYPES)
+@pytest.mark.parametrize("dtype", native.DTYPES)
 def test_logits(dtype, products_made):
     model, ids = tiny.llama().to(dtype), torch.arange(12).view(2, 6)
     with torch.no_grad():
@@ -195,7 +195,7 @@ def test_elsewhere_torch_multiplies(monkeypatch):
     model = tiny.llama().to("meta")
     use_kernel(model)
     assert not num_by_kernel(model) and "the model is on meta" in linears.describe(model)
-    monkeypatch.setattr(products, "no_kernel_reason", lambda: "no compiler")
+    monkeypatch.setattr(native, "no_kernel_reason", lambda: "no compiler")
     use_kernel(model := tiny.llama())
     assert not num_by_kernel(model) and linears.describe(model) == "multiplied by torch: no compiler"
 

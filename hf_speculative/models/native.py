@@ -1,7 +1,7 @@
-"""Products of a few rows with a weight on a CPU, by a kernel of our own: `products.cpp`, built for this processor at first use.
+"""Linear layers and attention of a few rows on a CPU, by kernels of our own: `native.cpp`, built for this processor once.
 
-A pass over a few tokens takes about as long as reading the weights. With all of SmolLM2's, on two cores with AVX2, the kernel
-takes 1.1 times that for a row and 1.6 for nine; torch's own products, MKL's, take 2 to 4.6 times (docs/optimize.md).
+A pass over a few tokens takes about as long as reading the weights. With all of SmolLM2's, on two cores with AVX2, a kernel
+takes as long for one row, 1.2 times for five and 1.6 for nine; torch's own products 2 to 4.6 times (docs/optimize.md).
 """
 
 import functools
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .folder import folder, processor
 
-#: number formats of weights
+#: number formats
 DTYPES = (torch.float32, torch.bfloat16)
 SOURCE = Path(__file__).with_suffix(".cpp")
 #: the first torch whose stable C++ interface the kernel compiles against
@@ -35,13 +35,18 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.hf_speculative.linear(input, weight, bias)
 
 
+def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """`scaled_dot_product_attention` of tensors of one of `DTYPES`, an additive mask included."""
+    return torch.ops.hf_speculative.attention(query, key, value, mask, scale)
+
+
 def has_kernel() -> bool:
-    """Whether the kernel is loaded. It is built first, unless an earlier process did so, or could not."""
+    """Whether the kernels are loaded. They are built first, unless an earlier process did so, or could not."""
     return no_kernel_reason() is None
 
 
 def no_kernel_reason() -> str | None:
-    """Why there is no kernel; `None` if it is loaded."""
+    """Why there are no kernels; `None` if they are loaded."""
     with _lock:
         return _load_once()
 
@@ -50,14 +55,14 @@ def no_kernel_reason() -> str | None:
 def _load_once() -> str | None:
     release = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if sys.platform != "linux" or not {"avx2", "fma"} <= {*processor().split()}:
-        return "our kernel is for Linux on processors with AVX2"
-    return _load() if release >= OLDEST_TORCH else "our kernel takes torch 2.10"
+        return "our kernels are for Linux on processors with AVX2"
+    return _load() if release >= OLDEST_TORCH else "our kernels take torch 2.10"
 
 
 def kernel_path() -> Path:
     """The library, named by all that it depends on."""
     text = "\n".join([SOURCE.read_text(), torch.__version__, *FLAGS, processor()])
-    return folder() / f"products-{hashlib.sha256(text.encode()).hexdigest()[:24]}.so"
+    return folder() / f"native-{hashlib.sha256(text.encode()).hexdigest()[:24]}.so"
 
 
 def _load() -> str | None:
@@ -67,12 +72,12 @@ def _load() -> str | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
             if not path.exists() and not note.exists():
-                logger.warning("Building the kernel of linear layers for this processor, once: 3 s.")
+                logger.warning("Building kernels for this processor, once: 4 s.")
                 _build(path)
         if note.exists():
-            return f"our kernel could not be built; {note} says why: delete it to try again"
+            return f"our kernels could not be built; {note} says why: delete it to try again"
     except OSError as error:  # no compiler, or nothing can be written
-        return f"our kernel cannot be built ({error}); it takes a C++ compiler, such as g++"
+        return f"our kernels cannot be built ({error}); they take a C++ compiler, such as g++"
     except subprocess.CalledProcessError as error:
         return _failed(note, error.stderr)
     try:
@@ -80,19 +85,20 @@ def _load() -> str | None:
     except OSError as error:  # damaged, or in a folder from which nothing may run
         return _failed(note, str(error))
     torch.library.register_fake("hf_speculative::linear")(_shape)
+    torch.library.register_fake("hf_speculative::attention")(_shape_of_attention)
     return None
 
 
 def _failed(note: Path, error: str) -> str:
-    reason = f"our kernel could not be built; {note} says why: delete it to try again"
-    logger.warning(f"Linear layers multiply as plain ones do: {reason}.")
+    reason = f"our kernels could not be built; {note} says why: delete it to try again"
+    logger.warning(f"Layers compute as plain ones do: {reason}.")
     note.with_suffix(".so").unlink(missing_ok=True)
     note.write_text(error)
     return reason
 
 
 def _build(path: Path) -> None:
-    """Compile `products.cpp` to `path`."""
+    """Compile `native.cpp` to `path`."""
     root = Path(torch.__file__).parent
     search = [f"-I{root / 'include'}", f"-I{root / 'include/torch/csrc/api/include'}", f"-L{root / 'lib'}"]
     with tempfile.TemporaryDirectory(dir=path.parent) as place:
@@ -104,3 +110,7 @@ def _build(path: Path) -> None:
 
 def _shape(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return input.new_empty(*input.shape[:-1], weight.shape[0])
+
+
+def _shape_of_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    return query.new_empty(*query.shape[:-1], value.shape[-1])
