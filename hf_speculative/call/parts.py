@@ -9,7 +9,17 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.source import BuildContext
 from ..interfaces import CachedModel, Drafter, Rule, Sampler, Schedule
-from ..models import NUM_COLUMNS, FixedShape, Inputs, UniversalModel, choose_for, fits_trees, fixes_bits, num_logits
+from ..models import (
+    NUM_COLUMNS,
+    FixedShape,
+    Inputs,
+    UniversalModel,
+    choose_for,
+    fits_trees,
+    fixes_bits,
+    has_free_bits,
+    num_logits,
+)
 from ..models.execution import multimodal_model, ragged_model
 from ..sampling.logits_processors import Processors
 from ..sampling.sample_method import CHOSEN
@@ -35,10 +45,13 @@ def target_and_drafter(
     source, num_rows = options.source, inputs.input_ids.shape[0]
     path = choose_for(model, inputs, not (source.reads_target or source.needs_ragged or options.is_bitwise))
     execution = options.execution(model)
-    compile, captures, is_static = execution.compile, execution.captures, options.is_bitwise
+    compile, captures = execution.compile, execution.captures
     checks.check_path(source, model, path)
     checks.check_bitwise(options, model, path, inputs)
     checks.check_passes(execution, source, model)
+    lanes = options.config.lanes or options.rows_at_once or num_rows
+    is_free = options.is_bitwise and has_free_bits(model, ragged_model(model, compile=compile), lanes)
+    is_static = options.is_bitwise and not is_free
     if path.name == "universal":  # before the draft: both may be of one type
         checks.check_universal(model, inputs, "model")
         checks.check_whole_states(source, inputs)
@@ -51,6 +64,8 @@ def target_and_drafter(
         target = ragged_model(model, compile=compile, cuda_graphs=captures, is_static=is_static)
     elif target is None:
         target = UniversalModel(model, inputs, keep=keep)
+    if is_free:
+        target.reads_alone = True  # type: ignore[attr-defined]
     return _of_one_shape(options, model, target, num_rows) if is_static else target, drafter
 
 

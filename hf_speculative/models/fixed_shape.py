@@ -1,8 +1,8 @@
-"""A target whose passes all have one shape, so that a token's logits have the same bits for any draft around it.
+"""A target whose logits have the same bits for any draft around a token: by our kernels, or in passes that all have one shape.
 
-Rounding of products and attention depends on shapes: on the rows and columns of a pass, and on the slots it reads. Here a row
-keeps its lane until it is done. Columns without a draft token hold filler, which is rolled back like a rejected draft. Each
-prompt is read alone, in a pass of its own length.
+Rounding of torch's products and attention depends on shapes: on the rows and columns of a pass, and on the slots it reads. In
+passes of one shape a row keeps its lane until it is done. Columns without a draft token hold filler, rolled back like a
+rejected draft. Each prompt is read alone, in a pass of its own length.
 """
 
 import copy
@@ -13,14 +13,19 @@ from transformers import PreTrainedModel
 
 from ..interfaces import CachedModel
 from ..types import Batch, uploaded
+from . import native
+from .attention import folds_by
 from .cached_model import device_of, without_dropout
 from .linears import num_by_kernel
 from .model_state import kept_with
 from .probe import extend
+from .ragged import RaggedModel
 from .static import StaticModel, ladder
 
 #: columns of a pass: a token and up to 7 draft tokens
 NUM_COLUMNS = 8
+#: rows of passes of any shape that are tried
+TRIED_ROWS = 3
 #: texts on which a model is tried: routing to experts, for example, shapes products inside a pass
 SEEDS = 2
 
@@ -64,19 +69,9 @@ class FixedShape(CachedModel):
         return self.all_rows
 
     def _read(self, rows: Batch, lanes: list[int]) -> None:
-        """Read the prompt of row i of `rows` for `lanes[i]`, each text once; its last token is left to the next pass."""
-        assert self.all_rows is not None
-        texts: dict[tuple[int, ...], list[int]] = {}
-        for index, text in enumerate(rows.history):
-            texts.setdefault(tuple(text), []).append(index)
-        for indices in texts.values():
-            one, alone = rows.part(indices[:1]), self.model.fresh()
-            alone.logits(one, ahead=0, num_last=1)
-            alone.rollback(one)
-            self.num_forwards += 1
-            for index in indices:
-                self.model.take(alone, [lanes[index]])
-            alone.release()
+        before = self.model.num_forwards
+        self.model.read_alone(rows, lanes)
+        self.num_forwards += self.model.num_forwards - before
 
     def _set_lanes(self, lanes: list[int]) -> None:
         """Set the lanes of the batch's rows, as a list and on the device."""
@@ -133,6 +128,29 @@ class FixedShape(CachedModel):
         return self.model.store(given, sequences, padding, lengths)
 
 
+def has_free_bits(model: PreTrainedModel, target: RaggedModel, num_rows: int) -> bool:
+    """Whether a token's logits have the same bits in passes of any shape, since our kernels compute them.
+
+    Tried on random tokens: one at a time against 8 at a time, alone and beside others in other lanes. It is tried once for each
+    model object and kind of passes.
+
+    Args:
+        target: runs passes of `model`, and is let go.
+        num_rows: of a pass.
+    """
+    groups = folds_by(target.model)
+    if not num_by_kernel(model) or NUM_COLUMNS * max(num_rows, *groups, 1) > native.WIDE:
+        return False
+    kind = has_free_bits, type(target), num_by_kernel(model), model.dtype, torch.get_num_threads()
+    known = kept_with(model)
+    if kind not in known:
+        target.reads_alone = True
+        with without_dropout(model), torch.no_grad():
+            known[kind] = all(_are_same(model, target, TRIED_ROWS, seed, has_alone=True) for seed in range(SEEDS))
+    target.release()
+    return known[kind]
+
+
 def fixes_bits(model: PreTrainedModel, target: FixedShape, num_rows: int) -> bool:
     """Whether a token's logits have the same bits, in passes of one shape, for any content of other columns and lanes.
 
@@ -150,17 +168,22 @@ def fixes_bits(model: PreTrainedModel, target: FixedShape, num_rows: int) -> boo
     return known[kind]
 
 
-def _are_same(model: PreTrainedModel, target: FixedShape, num_lanes: int, seed: int) -> bool:
+def _are_same(
+    model: PreTrainedModel, target: FixedShape | RaggedModel, num_lanes: int, seed: int, has_alone: bool = False
+) -> bool:
     generator = torch.Generator().manual_seed(seed)
     vocab_size, width = model.config.get_text_config(decoder=True).vocab_size, 4 + num_lanes
     tokens = torch.randint(vocab_size, (num_lanes, width + NUM_COLUMNS), generator=generator).to(device_of(model))
     padding, order = list(range(num_lanes)), list(reversed(range(num_lanes)))
     singly = _logits(target, tokens, padding, [1] * NUM_COLUMNS, 0)
     at_once = _logits(target, tokens[order], padding[::-1], [NUM_COLUMNS], ladder(1))
-    return torch.equal(singly, at_once[order])
+    alone = _logits(target, tokens[:1], padding[:1], [NUM_COLUMNS], 0) if has_alone else singly[:1]
+    return torch.equal(singly, at_once[order]) and torch.equal(singly[:1], alone)
 
 
-def _logits(target: FixedShape, tokens: Tensor, padding: list[int], passes: list[int], num_more: int) -> Tensor:
+def _logits(
+    target: FixedShape | RaggedModel, tokens: Tensor, padding: list[int], passes: list[int], num_more: int
+) -> Tensor:
     """Logits after the prompts and after all further tokens but the last, fed in `passes`."""
     width = tokens.shape[1] - NUM_COLUMNS
     batch = Batch(tokens[:, :width], padding, tokens.shape[1] + num_more)

@@ -38,9 +38,12 @@ constexpr int64_t BLOCK = 24;                // outputs that stay in a cache for
 constexpr int64_t WIDE = 128;                // rows from which torch's own products are faster
 constexpr int64_t FEWEST_PRODUCTS = 1 << 15; // of a thread
 
+// Added to a number in 0 to 1 and taken away, it leaves a multiple of 2^-35: sums of 2^17 such are exact, in any order.
+constexpr double EXACT = 1 << 17;
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
 
 typedef float Floats __attribute__((vector_size(LANES * 4), aligned(4)));
+typedef double Doubles __attribute__((vector_size(LANES * 8)));
 typedef int32_t Words __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef uint16_t Halves __attribute__((vector_size(LANES * 2), aligned(2)));
 
@@ -258,15 +261,15 @@ void soften(float* scores, int64_t n, int64_t padded, const T* mask) {
   float largest = tops[0];
   for (int i = 1; i < LANES; i++) largest = std::max(largest, tops[i]);
   const Floats shift = all(largest == LOWEST ? 0.0f : largest); // nothing may be seen
-  Floats sum = {};
+  Doubles sums = {};
   for (int64_t i = 0; i < padded; i += LANES) {
     const Floats weights = exponential(load(scores + i) - shift);
     std::memcpy(scores + i, &weights, sizeof weights);
-    sum += weights;
+    sums += (__builtin_convertvector(weights, Doubles) + EXACT) - EXACT;
   }
-  float total[4];
-  add_lanes<1>(&sum, total);
-  const Floats factor = all(total[0] == 0 ? 0.0f : 1 / total[0]);
+  double sum = 0;
+  for (int i = 0; i < LANES; i++) sum += sums[i];
+  const Floats factor = all(sum == 0 ? 0.0f : float(1 / sum));
   for (int64_t i = 0; i < padded; i += LANES) {
     const Floats weights = load(scores + i) * factor;
     std::memcpy(scores + i, &weights, sizeof weights);

@@ -29,7 +29,12 @@ class RaggedModel(CachedModel):
 
     Args:
         clamp_ids: read ids past the embedding table as its last one, instead of failing.
+
+    Attributes:
+        reads_alone: each prompt is read in a pass of its own, whose bits do not depend on other rows.
     """
+
+    reads_alone = False
 
     def __init__(self, model: PreTrainedModel, clamp_ids: bool = False):
         self.original, self.model = model, with_stepped_mixers(with_folded_attention(model))
@@ -117,8 +122,26 @@ class RaggedModel(CachedModel):
             self.cache.begin(len(batch.rows), limit=batch.max_length + ahead)
             self.host_seen, self.offsets = [0] * len(batch.rows), [0] * len(batch.rows)
             self.seen = torch.zeros_like(batch.lengths)
+            if self.reads_alone:
+                self.cache.reserve(len(batch.rows), max(self._ends(batch, ahead)), limit=batch.max_length + ahead)
+                self.read_alone(batch, list(range(len(batch.rows))))
         ends = self._ends(batch, ahead)
         return ends, [end - seen for end, seen in zip(ends, self.host_seen, strict=True)]
+
+    def read_alone(self, rows: Batch, lanes: list[int]) -> None:
+        """Read the prompt of row i of `rows` for `lanes[i]`, each text once; its last token is left to the next pass."""
+        texts: dict[tuple[int, ...], list[int]] = {}
+        for index, text in enumerate(rows.history):
+            texts.setdefault(tuple(text), []).append(index)
+        for indices in texts.values():
+            one, alone = rows.part(indices[:1]), self.fresh()
+            alone.reads_alone = False
+            alone.logits(one, ahead=0, num_last=1)
+            alone.rollback(one)
+            self.num_forwards = alone.num_forwards
+            for index in indices:
+                self.take(alone, [lanes[index]])
+            alone.release()
 
     @staticmethod
     def _ends(batch: Batch, ahead: int) -> list[int]:
@@ -211,12 +234,16 @@ class RaggedModel(CachedModel):
         self.cache = self.layers.new_cache()
 
     def admit(self, newcomers: Batch, lanes: list[int]) -> None:
-        if self.seen is not None:  # else the first pass is still to come, and reads all rows
+        if self.seen is None:
+            return  # the first pass is still to come, and reads all rows
+        if self.reads_alone:
+            self.read_alone(newcomers, lanes)
+        else:
             super().admit(newcomers, lanes)
 
     def share(self, other, batch: Batch) -> None:
         shared = [min(prefix.num_tokens, other.host_seen[prefix.lane]) for prefix in batch.prefixes]
-        if any(shared) and self.shares_prefixes:
+        if any(shared) and self.shares_prefixes and not self.reads_alone:
             self._begin(batch, ahead=0)
             rows = list(range(len(shared)))
             self.cache.reserve(len(shared), max(shared), limit=other.cache.capacity)

@@ -6,11 +6,10 @@ from torch.nn import functional
 
 from hf_speculative.models import native
 from hf_speculative.models.folder import FOLDER
+from hf_speculative.models.native import WIDE
 
 has_kernel = pytest.mark.skipif(not native.has_kernel(), reason="the kernel cannot be built on this machine")
 dtypes = pytest.mark.parametrize("dtype", native.DTYPES)
-#: rows from which on torch multiplies
-WIDE = 128
 
 
 @has_kernel
