@@ -6,10 +6,10 @@ from torch import nn
 from transformers import DynamicCache, set_seed
 
 import hf_speculative as hs
-from hf_speculative.models import choose
+from hf_speculative.models import choose, native
 from tests.architectures.check import build as built_type
 from tests.architectures.check import types_of
-from tests.support import tiny
+from tests.support import heads, tiny
 from tests.support.execution import run_as
 from tests.support.fake_graphs import Recorded
 from tests.support.plain import Collect
@@ -27,9 +27,9 @@ def pair(dtype, kind="llama"):
     return target.to(dtype), tiny.noisy_copy(target, 0.1).to(dtype)
 
 
-def bits(model, inputs, settings=GREEDY, seed=0, lanes=None, optimize=None, **draft):
+def bits(model, inputs, settings=GREEDY, seed=0, lanes=None, optimize=None, tree_top_k=None, **draft):
     set_seed(seed)
-    config = hs.SpeculativeConfig(lanes=lanes, optimize=optimize)
+    config = hs.SpeculativeConfig(lanes=lanes, optimize=optimize, tree_top_k=tree_top_k)
     call = settings | {"return_dict_in_generate": True, "output_scores": True, "speculative_config": config}
     output = hs.generate(model, **inputs, **call, reproducible="bitwise", **draft)
     return output.sequences, torch.stack(output.scores), output
@@ -125,6 +125,78 @@ def test_attached_and_plain():
     assert found.tolist() == bits(target, inputs, draft_model=None)[0].tolist()
 
 
+@pytest.mark.skipif(not native.has_kernel(), reason="the kernels cannot be built on this machine")
+class TestByOurKernels:
+    """Passes run as they come, trees included."""
+
+    @pytest.fixture(autouse=True)
+    def has_no_fixed_shape(self, monkeypatch):
+        run_as(monkeypatch, has_kernel=True)
+        monkeypatch.setattr("hf_speculative.call.parts.FixedShape", lambda *args: pytest.fail("passes of one shape"))
+
+    @staticmethod
+    def attached(dtype, kind="llama"):
+        target = tiny.build(kind, seed=1, head_dim=16)
+        draft = tiny.noisy_copy(target, 0.1).to(dtype)
+        return hs.attach(target.to(dtype), draft), draft
+
+    @pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+    @pytest.mark.parametrize("kind", ["llama", "gemma3_text"])  # which has windows
+    @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+    def test_any_draft_gives_the_bits_of_none(self, dtype, kind, settings):
+        target, draft = self.attached(dtype, kind)
+        for batch_size in (1, 3):
+            inputs = tiny.prompts(batch_size, width=21)
+            expected = bits(target, inputs, settings, draft_model=None)
+            drafts = [{"num_draft_tokens": n} for n in (1, 4, 12)]
+            drafts += [{}, {"draft_model": "auto"}, {"draft_model": ["suffix", draft]}]
+            for more in [*drafts, {"num_draft_tokens": 6, "tree_top_k": 3}]:
+                found = bits(target, inputs, settings, **more)
+                assert are_same(found, expected), more
+            assert found[2].statistics.num_accepted_draft_tokens
+
+    def test_the_same_bits_beside_any_rows(self):
+        """And as many of them."""
+        target, draft = self.attached(torch.bfloat16)
+        inputs = tiny.prompts(4)
+        tokens, scores, _ = bits(target, inputs, draft_model=draft)
+        for row in range(4):
+            alone = tiny.unpadded(inputs, row)
+            found, found_scores, _ = bits(target, alone, draft_model="suffix")
+            assert torch.equal(found[0, alone["input_ids"].shape[1] :], tokens[row, inputs["input_ids"].shape[1] :])
+            assert torch.equal(found_scores[:, 0], scores[:, row])
+
+    def test_rows_that_take_the_place_of_others_and_requests(self):
+        target, draft = self.attached(torch.bfloat16)
+        settings, texts = GREEDY | ENDS, tiny.texts(7)
+        alone = [bits(target, {"input_ids": torch.tensor([text])}, settings, draft_model=None)[0] for text in texts]
+        expected = [row[0, len(text) :].tolist() for row, text in zip(alone, texts, strict=True)]
+        call = {"reproducible": "bitwise", "draft_model": draft}
+        assert [row.new_ids for row in hs.generate_batches(target, texts, batch_size=3, **call, **settings)] == expected
+        with running(target, max_lanes=3, **call) as engine:
+            answers = [submit(engine, text, **settings) for text in texts]
+            assert [answer.wait() for answer in answers] == expected
+
+    def test_a_head(self):
+        target = self.attached(torch.bfloat16)[0]
+        head = heads.eagle3(target).to(torch.bfloat16)
+        inputs = tiny.prompts(3)
+        expected = bits(target, inputs, draft_model=None)
+        for settings in ({}, {"num_draft_tokens": 6, "tree_top_k": 3}):
+            assert are_same(bits(target, inputs, draft_model=head, **settings), expected)
+
+
+@pytest.mark.skipif(not native.has_kernel(), reason="the kernels cannot be built on this machine")
+def test_wide_passes_have_one_shape(monkeypatch):
+    """In which torch multiplies, in another order for each number of rows."""
+    run_as(monkeypatch, has_kernel=True)
+    target, draft = (model.to(torch.bfloat16) for model in hs.embedded_pair()[:2])
+    hs.attach(target, draft)
+    monkeypatch.setattr(native, "WIDE", 16)
+    inputs = tiny.prompts(3)
+    assert are_same(bits(target, inputs), bits(target, inputs, draft_model=None))
+
+
 def test_captured_passes(monkeypatch):
     target, draft = pair(torch.float32)
     inputs = tiny.prompts(3)
@@ -213,8 +285,9 @@ def test_on_a_gpu(dtype, optimize):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_attached", [False, True])
 @pytest.mark.parametrize("model_type", sorted(types_of("causal")))
-def test_types(model_type):
+def test_types(model_type, is_attached, monkeypatch):
     """The bits of none, or a refusal: nothing between."""
     try:
         target = built_type("causal", model_type).to(torch.bfloat16)
@@ -222,10 +295,13 @@ def test_types(model_type):
         target.generate(**inputs, **GREEDY)
     except Exception as error:  # as docs/supported-models.md lists them
         pytest.skip(f"cannot be built tiny, or decodes no text: {error}")
+    run_as(monkeypatch, has_kernel=True)
     try:
+        if is_attached:
+            hs.attach(target)
         expected = bits(target, inputs, draft_model=None)
     except ValueError as error:
-        assert "bitwise" in str(error) or "`draft_model=None`" in str(error), error
+        assert any(word in str(error) for word in ("bitwise", "`draft_model=None`", "`model`: ")), error
         return
     assert choose(target).name == "ragged"
     assert are_same(bits(target, inputs, draft_model=target, num_draft_tokens=3), expected)
