@@ -68,7 +68,7 @@ def check_options(options: Options) -> None:
 
 
 def check_bitwise(options: Options, model: PreTrainedModel, path: Path, inputs: Inputs) -> None:
-    """Refuse `reproducible="bitwise"` for a target, source or rows whose passes cannot have one shape."""
+    """Refuse `reproducible="bitwise"` for a target, source or rows whose bits depend on the draft."""
     lanes = options.config.lanes
     if not options.is_bitwise:
         if "lanes" in options.in_call:

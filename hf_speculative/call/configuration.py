@@ -102,5 +102,5 @@ class Options:
 
     @property
     def is_bitwise(self) -> bool:
-        """Whether passes of the target have one shape."""
+        """Whether logits of the target have the same bits with any draft."""
         return self.config.reproducible == BITWISE

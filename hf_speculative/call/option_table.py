@@ -12,7 +12,7 @@ from .option_types import Drafts, Flag, Grammars, Instance, Kind, Name, Probabil
 
 T = TypeVar("T")
 
-#: the value of `reproducible` under which passes have one shape
+#: the value of `reproducible` under which logits have the same bits with any draft
 BITWISE = "bitwise"
 
 #: places that an option may come from, the nearest first; what was attached is a `SpeculativeConfig`
@@ -154,11 +154,12 @@ GROUPS = {
     ),
     "Verification": (
         Option("reproducible", Flag(BITWISE), (CALL, CONFIG), "`False`",
-               "When sampling, give token for token what plain decoding gives under the same seed. 'bitwise': passes of the "
-               "target have one shape, so that tokens and scores are the same bits with any draft and without, in any dtype.",
+               "When sampling, give token for token what plain decoding gives under the same seed. 'bitwise': tokens "
+               "and scores are the same bits with any draft and without, in any dtype.",
                without_draft=HOLDS, page="bitwise.md"),
         Option("lanes", WholeNumber("runs no row: give 1 or more, or leave it out."), _SETTING, "the rows of the call",
-               "Rows of each pass under `reproducible='bitwise'`: an answer is the same bits in all calls with as many lanes.",
+               "Rows of each pass under `reproducible='bitwise'`, where passes have one shape: an answer is the same bits in "
+               "all calls with as many lanes.",
                without_draft=HOLDS, page="bitwise.md"),
         Option("rule", _RULES, _SETTING, "the one that keeps most",
                "How drafts are verified.", page="how-it-works.md#which-rule"),

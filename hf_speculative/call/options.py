@@ -41,7 +41,7 @@ from .option_types import shown
 DEFAULT_NUM_DRAFT_TOKENS = 5
 #: options about the draft length, the schedule's name last
 LENGTH_OPTIONS = ("num_draft_tokens", "assistant_confidence_threshold", "num_assistant_tokens_schedule")
-#: options that also hold for passes of one shape without a draft
+#: options that also hold for bitwise calls without a draft
 OF_PASSES = ("speculative_config", "optimize", "generator")
 
 
@@ -196,7 +196,7 @@ def _source(
 
 
 def _without_draft(attached: SpeculativeConfig) -> SpeculativeConfig:
-    """Attached settings for rounds in which nothing is drafted, on passes of one shape."""
+    """Attached settings for rounds in which nothing is drafted, bit for bit as in those that draft."""
     of_drafts = dict.fromkeys([*sources.SETTINGS_OF_ONE, "num_draft_tokens"])
     return replace(attached, **of_drafts | {"schedule": Constant(0)})
 

@@ -50,7 +50,7 @@ def target_and_drafter(
     checks.check_bitwise(options, model, path, inputs)
     checks.check_passes(execution, source, model)
     lanes = options.config.lanes or options.rows_at_once or num_rows
-    is_free = options.is_bitwise and has_free_bits(model, ragged_model(model, compile=compile), lanes)
+    is_free = options.is_bitwise and has_free_bits(model, compile, lanes)
     is_static = options.is_bitwise and not is_free
     if path.name == "universal":  # before the draft: both may be of one type
         checks.check_universal(model, inputs, "model")

@@ -16,6 +16,7 @@ from ..types import Batch, uploaded
 from . import native
 from .attention import folds_by
 from .cached_model import device_of, without_dropout
+from .execution import ragged_model
 from .linears import num_by_kernel
 from .model_state import kept_with
 from .probe import extend
@@ -128,26 +129,26 @@ class FixedShape(CachedModel):
         return self.model.store(given, sequences, padding, lengths)
 
 
-def has_free_bits(model: PreTrainedModel, target: RaggedModel, num_rows: int) -> bool:
+def has_free_bits(model: PreTrainedModel, compile: bool | str, num_rows: int) -> bool:
     """Whether a token's logits have the same bits in passes of any shape, since our kernels compute them.
 
     Tried on random tokens: one at a time against 8 at a time, alone and beside others in other lanes. It is tried once for each
     model object and kind of passes.
 
     Args:
-        target: runs passes of `model`, and is let go.
+        compile: as in `ragged_model`.
         num_rows: of a pass.
     """
-    groups = folds_by(target.model)
-    if not num_by_kernel(model) or NUM_COLUMNS * max(num_rows, *groups, 1) > native.WIDE:
+    num, known = num_by_kernel(model), kept_with(model)
+    if not num or NUM_COLUMNS * num_rows > native.WIDE:
         return False
-    kind = has_free_bits, type(target), num_by_kernel(model), model.dtype, torch.get_num_threads()
-    known = kept_with(model)
+    kind = has_free_bits, compile, num, model.dtype, torch.get_num_threads()
     if kind not in known:
+        target = ragged_model(model, compile=compile)
         target.reads_alone = True
         with without_dropout(model), torch.no_grad():
-            known[kind] = all(_are_same(model, target, TRIED_ROWS, seed, has_alone=True) for seed in range(SEEDS))
-    target.release()
+            are_same = all(_are_same(model, target, TRIED_ROWS, seed, has_alone=True) for seed in range(SEEDS))
+        known[kind] = are_same and NUM_COLUMNS * max([1, *folds_by(target.model)]) <= native.WIDE
     return known[kind]
 
 
