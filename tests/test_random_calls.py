@@ -13,7 +13,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, set_seed
 
 import hf_speculative as hs
-from hf_speculative.models import is_recurrent
+from hf_speculative.models import is_recurrent, linears, native
 from tests.architectures.check import build
 from tests.architectures.inputs import prompts as image_prompts
 from tests.support import tiny
@@ -132,9 +132,28 @@ def check_bits(seed: int) -> None:
     """Half precision: a draft, and none, in passes of one shape."""
     kind, call, drafts = random_call(seed)
     dtype, kind = random.Random(seed).choice([torch.bfloat16, torch.float16]), kind.partition("-")[0]
-    target, draft = (model.to(dtype) for model in map(copy.deepcopy, pair(kind)))
-    if is_recurrent(target) or kind in IMAGES:
-        return  # refused, see tests/test_bitwise.py
+    if not is_recurrent(pair(kind)[0]) and kind not in IMAGES:  # refused, see tests/test_bitwise.py
+        compare_bits(seed, [model.to(dtype) for model in map(copy.deepcopy, pair(kind))], call, drafts)
+
+
+def check_bits_by_kernels(seed: int) -> None:
+    """The same in passes of any shape, on models whose linear layers and attention run by our kernels."""
+    kind, call, drafts = random_call(seed)
+    if kind in IMAGES:
+        return
+    chance = random.Random(seed)
+    dtype, kind = chance.choice(native.DTYPES), chance.choice(["llama", "gemma3_text", "qwen3", "mixtral"])
+    target = tiny.build(kind, seed=seed, head_dim=16)
+    models = [model.to(dtype) for model in (target, tiny.noisy_copy(target, 0.1))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linears, "LEAST_BYTES", 0)
+        for model in models:
+            linears.use_kernel(model)
+        compare_bits(seed, models, call, drafts)
+
+
+def compare_bits(seed: int, models: list, call: dict, drafts: dict) -> None:
+    target, draft = models
     call.pop("prefill_chunk_size", None)
     call |= {"reproducible": "bitwise", "return_dict_in_generate": True, "output_scores": True}
     drafts |= {"draft_model": draft} if drafts.get("draft_model") == "draft" else {}
@@ -143,14 +162,16 @@ def check_bits(seed: int) -> None:
         set_seed(seed)
         output = hs.generate(target, **copied(call) | {name: more[name] for name in more if name != "reproducible"})
         found.append([output.sequences, *output.scores, torch.get_rng_state()])
-    assert len(found[0]) == len(found[1]) and all(map(torch.equal, *found)), f"call {seed}: {kind}, {call}, {drafts}"
+    assert len(found[0]) == len(found[1]) and all(map(torch.equal, *found)), (
+        f"call {seed}: {type(target)}, {call}, {drafts}"
+    )
 
 
 SEEDS = [range(FEW), *(range(first, first + CHUNK) for first in range(1000, 1000 + MANY, CHUNK))]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("check", [check, check_bits])
+@pytest.mark.parametrize("check", [check, check_bits, check_bits_by_kernels])
 @pytest.mark.parametrize("seeds", slow_but(SEEDS, range(FEW)), ids=str)
 def test_random_calls(seeds, check):
     for seed in seeds:

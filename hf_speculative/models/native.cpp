@@ -35,7 +35,7 @@ constexpr bool HAS_BF16 = true;
 constexpr bool HAS_BF16 = false;
 #endif
 constexpr int64_t BLOCK = 24;                // outputs that stay in a cache for all rows
-constexpr int64_t WIDE = 128;                // rows from which torch's own products are faster
+constexpr int64_t WIDE = 128;                // rows from which on torch computes, which is faster
 constexpr int64_t FEWEST_PRODUCTS = 1 << 15; // of a thread
 
 // Added to a number in 0 to 1 and taken away, it leaves a multiple of 2^-35: sums of 2^17 such are exact, in any order.
@@ -76,6 +76,8 @@ inline void store(uint16_t* to, float value) { // rounded to the nearest, ties t
 
 // Left to the compiler, a product and a sum are one operation for some numbers of rows and two for others.
 #ifdef __AVX512F__
+inline Floats all(float value) { return _mm512_set1_ps(value); }
+
 inline Floats fused(Floats a, Floats b, Floats sum) { return _mm512_fmadd_ps(a, b, sum); }
 
 inline __m256 halved(__m512 sums) {
@@ -104,8 +106,7 @@ inline void add_lanes(const Floats* sums, float* totals) {
 // R outputs by M rows of the first `whole` inputs. `prefetches` the tile behind: the processor's own prefetching ends at pages.
 template <int M, int R, typename T>
 inline void tile(
-    const float* input, const T* weight, int64_t K, int64_t stride, int64_t whole, bool prefetches,
-    float* totals) {
+    const float* input, const T* weight, int64_t K, int64_t stride, int64_t whole, bool prefetches, float* totals) {
   Floats sums[R][M] = {};
 #pragma GCC unroll 4
   for (int64_t k = 0; k < whole; k += LANES) {
