@@ -21,7 +21,7 @@ from tests.support.cases import slow_but
 from tests.support.placement import quantised, torchao_or_skip
 
 #: calls of the slow test, and those of the quick one
-MANY, FEW = int(os.environ.get("RANDOM_CALLS", "600")), 30
+MANY, FEW = int(os.environ.get("RANDOM_CALLS", "420")), 30
 CHUNK = 60
 HYBRIDS = ["qwen3_5_text", "granitemoehybrid", "lfm2", "jamba"]
 IMAGES = ["llava", "qwen2_5_vl", "gemma3", "qwen3_5"]
