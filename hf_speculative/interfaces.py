@@ -29,11 +29,13 @@ class CachedModel:
         takes_trees: a pass may feed a tree of draft tokens (`Batch.tree`), each seeing its own path only.
         shares_prefixes: what is cached of a token depends on the tokens before it alone, and `share` copies it.
         keeps_done: it is known what is cached of rows that are done, which `store` needs.
+        reads_alone: each prompt is read in a pass of its own.
     """
 
     num_forwards: int = 0
     keeps_done: bool = True
     shares_prefixes: bool = False
+    reads_alone: bool = False
     keeps_rows_together: bool = False
     takes_trees: bool = False
     keep: tuple[str, ...] = ()

@@ -1,12 +1,14 @@
 """`reproducible="bitwise"`: the same bits with any draft, any draft length and without one, in any number format."""
 
+from unittest import mock
+
 import pytest
 import torch
 from torch import nn
 from transformers import DynamicCache, set_seed
 
 import hf_speculative as hs
-from hf_speculative.models import choose, native
+from hf_speculative.models import FixedShape, choose, native
 from tests.architectures.check import build as built_type
 from tests.architectures.check import types_of
 from tests.support import heads, tiny
@@ -186,15 +188,16 @@ class TestByOurKernels:
             assert are_same(bits(target, inputs, draft_model=head, **settings), expected)
 
 
-@pytest.mark.skipif(not native.has_kernel(), reason="the kernels cannot be built on this machine")
-def test_wide_passes_have_one_shape(monkeypatch):
-    """In which torch multiplies, in another order for each number of rows."""
+def test_passes_of_many_rows_have_one_shape(monkeypatch):
+    """Torch multiplies in them, in another order for each number of rows."""
     run_as(monkeypatch, has_kernel=True)
-    target, draft = (model.to(torch.bfloat16) for model in hs.embedded_pair()[:2])
+    target, draft = pair(torch.bfloat16)
+    made = mock.Mock(wraps=FixedShape)
+    monkeypatch.setattr("hf_speculative.call.parts.FixedShape", made)
     hs.attach(target, draft)
-    monkeypatch.setattr(native, "WIDE", 16)
-    inputs = tiny.prompts(3)
+    inputs = tiny.prompts(17)
     assert are_same(bits(target, inputs), bits(target, inputs, draft_model=None))
+    assert made.call_count == 2
 
 
 def test_captured_passes(monkeypatch):

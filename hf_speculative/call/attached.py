@@ -52,11 +52,11 @@ class Attached:
         return [model for model in (self.model, draft) if isinstance(model, PreTrainedModel)]
 
     def use_kernel(self, in_call: SpeculativeConfig | None = None) -> None:
-        """Let linear layers of both models multiply by our kernel, if a call with these settings does."""
+        """Let linear layers of both models multiply by our kernel, or by torch, as a call with these settings says."""
         optimize = first_given(getattr(in_call, "optimize", None), self.config.optimize)
         for model in self.models:
-            if execution_of(optimize, device_of(model)).has_kernel:
-                linears.use_kernel(model)
+            has_kernel = execution_of(optimize, device_of(model)).has_kernel
+            (linears.use_kernel if has_kernel else linears.drop_kernel)(model)
 
     def drop_kernel(self) -> None:
         for model in self.models:

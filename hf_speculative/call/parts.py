@@ -65,7 +65,7 @@ def target_and_drafter(
     elif target is None:
         target = UniversalModel(model, inputs, keep=keep)
     if is_free:
-        target.reads_alone = True  # type: ignore[attr-defined]
+        target.reads_alone = True
     return _of_one_shape(options, model, target, num_rows) if is_static else target, drafter
 
 

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from ..hf_compat import ALL_ATTENTION_FUNCTIONS, attention_name, sdpa_attention_forward, sdpa_mask, set_own_attention
 from . import native
-from .linears import has_kernel
+from .linears import runs_by_kernel
 from .shallow import replaced, shallow
 from .sharding import is_sharded
 
@@ -131,7 +131,7 @@ def with_folded_attention(model: PreTrainedModel) -> PreTrainedModel:
 
 def _folded(module: nn.Module) -> nn.Module | None:
     """A twin of an attention module that has to fold, to take masks or to run by our kernel, else `None`."""
-    by_kernel = any(map(has_kernel, module.children()))
+    by_kernel = any(map(runs_by_kernel, module.children()))
     if not _folds_sdpa(module, by_kernel) and not _takes_no_mask(module):
         return None
     twin = shallow(module)

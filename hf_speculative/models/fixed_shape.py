@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from ..interfaces import CachedModel
 from ..types import Batch, uploaded
 from . import native
+from .alone import read_alone
 from .attention import folds_by
 from .cached_model import device_of, without_dropout
 from .execution import ragged_model
@@ -71,7 +72,7 @@ class FixedShape(CachedModel):
 
     def _read(self, rows: Batch, lanes: list[int]) -> None:
         before = self.model.num_forwards
-        self.model.read_alone(rows, lanes)
+        read_alone(self.model, rows, lanes)
         self.num_forwards += self.model.num_forwards - before
 
     def _set_lanes(self, lanes: list[int]) -> None:

@@ -1,8 +1,8 @@
 // Linear layers and attention of a few rows, at the speed at which memory delivers weights, keys and values.
 //
 // A weight lies as torch has it, (out, in), and is read once for up to ROWS rows: a tile of several outputs at a time, the next
-// tile on its way meanwhile. Keys are such a weight. All sums have one order for any number of rows up to WIDE, and what a mask
-// hides adds zeros: a row has the same bits beside any others.
+// tile on its way meanwhile. Keys are such a weight. All sums have one order for any number of rows up to WIDE (`native.py`),
+// and what a mask hides adds zeros: a row has the same bits beside any others.
 
 #include <immintrin.h>
 #include <torch/csrc/stable/library.h>
@@ -35,7 +35,6 @@ constexpr bool HAS_BF16 = true;
 constexpr bool HAS_BF16 = false;
 #endif
 constexpr int64_t BLOCK = 24;                // outputs that stay in a cache for all rows
-constexpr int64_t WIDE = 128;                // rows from which on torch computes, which is faster
 constexpr int64_t FEWEST_PRODUCTS = 1 << 15; // of a thread
 
 // Added to a number in 0 to 1 and taken away, it leaves a multiple of 2^-35: sums of 2^17 such are exact, in any order.

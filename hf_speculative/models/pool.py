@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .cached_model import device_of
+from .linears import num_by_kernel
 
 if TYPE_CHECKING:
     from .bound import BoundPass, PassOfPieces
@@ -85,8 +86,8 @@ def release(model: PreTrainedModel | None) -> None:
 def _state(model: PreTrainedModel) -> tuple:
     """The state of a model that compiled passes and caches assume.
 
-    Addresses of weights, the config (windows, attention), hooks, and modes. Memory of one mode does not serve another: autocast
-    caches other dtypes, and inference tensors stay in inference mode.
+    Addresses of weights, what multiplies by them, the config (windows, attention), hooks, and modes. Memory of one mode does
+    not serve another: autocast caches other dtypes, and inference tensors stay in inference mode.
     """
     modules = list(model.modules())
     weights = tuple(tensor.data_ptr() for tensor in own_tensors(modules))
@@ -97,7 +98,7 @@ def _state(model: PreTrainedModel) -> tuple:
     training = tuple(module.training for module in modules)  # a twin and a captured pass keep theirs
     modes = autocast, torch.is_inference_mode_enabled(), training
     settings = repr(vars(model.config.get_text_config(decoder=True)))
-    return weights, model.dtype, model.device, settings, hooks, modes
+    return weights, num_by_kernel(model), model.dtype, model.device, settings, hooks, modes
 
 
 def own_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:

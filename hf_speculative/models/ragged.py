@@ -16,6 +16,7 @@ from transformers import CacheLayerMixin, DynamicCache, PreTrainedModel
 from ..interfaces import CachedModel
 from ..types import Batch, columns_from, uploaded
 from . import pool
+from .alone import read_alone
 from .attention import takes_masks, with_folded_attention
 from .cached_model import device_of, last_id, reads_length
 from .inputs import cache_argument
@@ -29,12 +30,7 @@ class RaggedModel(CachedModel):
 
     Args:
         clamp_ids: read ids past the embedding table as its last one, instead of failing.
-
-    Attributes:
-        reads_alone: each prompt is read in a pass of its own, whose bits do not depend on other rows.
     """
-
-    reads_alone = False
 
     def __init__(self, model: PreTrainedModel, clamp_ids: bool = False):
         self.original, self.model = model, with_stepped_mixers(with_folded_attention(model))
@@ -124,24 +120,9 @@ class RaggedModel(CachedModel):
             self.seen = torch.zeros_like(batch.lengths)
             if self.reads_alone:
                 self.cache.reserve(len(batch.rows), max(self._ends(batch, ahead)), limit=batch.max_length + ahead)
-                self.read_alone(batch, list(range(len(batch.rows))))
+                read_alone(self, batch, list(range(len(batch.rows))))
         ends = self._ends(batch, ahead)
         return ends, [end - seen for end, seen in zip(ends, self.host_seen, strict=True)]
-
-    def read_alone(self, rows: Batch, lanes: list[int]) -> None:
-        """Read the prompt of row i of `rows` for `lanes[i]`, each text once; its last token is left to the next pass."""
-        texts: dict[tuple[int, ...], list[int]] = {}
-        for index, text in enumerate(rows.history):
-            texts.setdefault(tuple(text), []).append(index)
-        for indices in texts.values():
-            one, alone = rows.part(indices[:1]), self.fresh()
-            alone.reads_alone = False
-            alone.logits(one, ahead=0, num_last=1)
-            alone.rollback(one)
-            self.num_forwards = alone.num_forwards
-            for index in indices:
-                self.take(alone, [lanes[index]])
-            alone.release()
 
     @staticmethod
     def _ends(batch: Batch, ahead: int) -> list[int]:
@@ -237,7 +218,7 @@ class RaggedModel(CachedModel):
         if self.seen is None:
             return  # the first pass is still to come, and reads all rows
         if self.reads_alone:
-            self.read_alone(newcomers, lanes)
+            read_alone(self, newcomers, lanes)
         else:
             super().admit(newcomers, lanes)
 

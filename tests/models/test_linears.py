@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 import hf_speculative as hs
-from hf_speculative.models import linears, native
+from hf_speculative.models import linears, native, pool
 from hf_speculative.models.linears import KernelLinear, num_by_kernel, use_kernel
 from tests.support import tiny
 from tests.support.execution import have_equal_weights, run_as, weights
@@ -156,6 +156,24 @@ def test_training_is_torchs_own(plain, model, products_made):
         assert torch.equal(model.get_parameter(name).grad, weight.grad)
     generate(model)
     assert products_made
+
+
+def test_a_call_may_leave_products_to_torch(model, products_made):
+    hs.attach(model, draft_model="suffix")
+    generate(model, speculative_config=hs.SpeculativeConfig(optimize=False))
+    assert not products_made
+    generate(model)
+    assert products_made
+
+
+def test_passes_compiled_without_it_are_not_those_of_an_attached_model(model, emulated, monkeypatch):
+    run_as(monkeypatch, has_kernel=True, compile=True)
+    config = hs.SpeculativeConfig(optimize=True)
+    hs.generate(model, **tiny.prompts(1), **KWARGS, draft_model="suffix", speculative_config=config)
+    before = pool.kept(model).artifacts[()]
+    hs.attach(model, draft_model="suffix")
+    generate(model)
+    assert pool.kept(model).artifacts[()] is not before and emulated.num_made == 2
 
 
 def test_autocast(plain, model, products_made):
