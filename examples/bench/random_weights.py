@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 from torch import nn
 from transformers import AutoModelForCausalLM, Conv1D, PreTrainedModel, PreTrainedTokenizerFast
 
-from hf_speculative.hf_compat import has_onednn_bf16, no_init_weights
+from hf_speculative.hf_compat import no_init_weights
 from hf_speculative.models.shallow import decoder_layers, exchanged
 
 #: the layers through which attention and MLP write to the residual stream, by the names they have in Llama and GPT-2
@@ -18,8 +18,8 @@ OUTPUT_PROJECTIONS = ("o_proj", "down_proj", "c_proj")
 
 
 def best_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the hardware multiplies it, else float32."""
-    has_bf16 = device.type == "cuda" or has_onednn_bf16()
+    """bfloat16 where torch multiplies it fast, else float32."""
+    has_bf16 = device.type == "cuda" or "AVX512" in torch.backends.cpu.get_cpu_capability()
     return torch.bfloat16 if has_bf16 else torch.float32
 
 

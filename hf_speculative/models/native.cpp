@@ -340,10 +340,10 @@ Tensor attention(Tensor given, Tensor key, Tensor value, std::optional<Tensor> m
   const bool is_ours = key.stride(3) == 1 && value.stride(3) == 1 && value.size(3) % 16 == 0 &&
       (!mask || (mask->scalar_type() == given.scalar_type() && mask->stride(3) == 1 && mask->size(3) == key.size(2)));
   if (given.size(2) > WIDE || !is_ours)
-    return call_torch<8>(
+    return torch::stable::contiguous(call_torch<8>( // it may lie as the queries do
         "aten::scaled_dot_product_attention",
         {from(given), from(key), from(value), from(mask), from(0.0), from(false), from(std::optional<double>(scale)),
-         from(false)});
+         from(false)}));
   const Tensor query = torch::stable::contiguous(given);
   Tensor output = torch::stable::new_empty(query, {query.size(0), query.size(1), query.size(2), value.size(3)});
   if (query.scalar_type() == ScalarType::Float) attend<float>(query, key, value, mask, scale, output);

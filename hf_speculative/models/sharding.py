@@ -63,8 +63,8 @@ def weights_of_a_pass(model: PreTrainedModel) -> int:
     num_experts = next((n for name in names if (n := getattr(config, name, None))), 1)
     num_chosen = min(getattr(config, "num_experts_per_tok", None) or num_experts, num_experts)
     tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    if (head := model.get_output_embeddings()) is not None:
-        tables.discard(head.weight)  # a tied embedding is the head as well, and computes there
+    # a tied embedding is the head as well, and computes there; another rank of a pipeline may have the head
+    tables.discard(getattr(model.get_output_embeddings(), "weight", None))
     total = 0.0
     for name, weight in model.named_parameters():
         if weight not in tables:

@@ -118,6 +118,19 @@ def test_wide_passes_are_torchs():
 
 
 @has_kernel
+@pytest.mark.parametrize("num_queries", [2, WIDE + 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_attention_lies_as_compiled_passes_expect(num_queries, dtype):
+    """Contiguous, whatever torch's attention gives of queries that are not."""
+    query = torch.randn(1, num_queries, 3, 64).transpose(1, 2)
+    _, key, value = drawn(torch.float32, 1, 3, 1, 40, 64, 64)
+    mask = torch.ones(1, 1, num_queries, 40, dtype=torch.bool)
+    given = query, key, value, mask if dtype == torch.bool else torch.zeros(mask.shape), 0.2
+    assert not attention_of_torch(*given).is_contiguous()
+    assert native.attention(*given).is_contiguous()
+
+
+@has_kernel
 def test_attention_to_nothing_and_to_what_is_no_number():
     query, key, value = drawn(torch.float32, 1, 1, 2, 3, 16, 16)
     assert native.attention(query, key, value, torch.full((1, 1, 2, 3), -torch.inf), 1.0).eq(0).all()
