@@ -270,9 +270,25 @@ def test_a_cache_that_holds_tokens_is_refused():
         bits(target, inputs | {"past_key_values": cache}, draft_model=draft)
 
 
+@pytest.mark.parametrize("model_type", ["qwen3_next", "granitemoehybrid", "lfm2", "jamba", "mamba2"])
+def test_recurrent_layers(model_type):
+    """A row that has read nothing before its first token steps from there, as others do."""
+    target = built_type("causal", model_type).to(torch.bfloat16)
+    first = {"input_ids": torch.tensor([[5]])}
+    for inputs, settings in ((tiny.prompts(3), GREEDY | ENDS), (first, SAMPLED)):
+        expected = bits(target, inputs, settings, draft_model=None)
+        for num_tokens in (3, 7):
+            found = bits(target, inputs, settings, draft_model=target, num_draft_tokens=num_tokens)
+            assert are_same(found, expected)
+        assert found[2].statistics.num_accepted_draft_tokens
+    tokens = bits(target, first, SAMPLED | {"num_return_sequences": 2}, draft_model=None)[0]
+    settings = SAMPLED | {"num_return_sequences": 2}
+    assert tokens.equal(bits(target, first, settings, draft_model=target, num_draft_tokens=3)[0])
+
+
 def test_other_paths_are_refused():
-    target = built_type("causal", "mamba2")
-    with pytest.raises(ValueError, match="needs passes of one shape, and Mamba2ForCausalLM"):
+    target = built_type("causal", "minimax")
+    with pytest.raises(ValueError, match="needs passes of one shape, and MiniMaxForCausalLM keeps its states"):
         hs.generate(target, **tiny.prompts(1), **GREEDY, draft_model="suffix", reproducible="bitwise")
 
 

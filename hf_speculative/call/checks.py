@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.source import DraftSource
-from ..hf_compat import CACHE_ARGUMENTS, pad_token
+from ..hf_compat import CACHE_ARGUMENTS, is_given_by_user, pad_token
 from ..interfaces import Drafter
-from ..models import Inputs, Path, artifacts, choose, is_recurrent, states_unsupported_reason, weights_of_a_pass
+from ..models import Inputs, Path, artifacts, choose, states_unsupported_reason, weights_of_a_pass
 from ..models.checks import OTHERWISE as OTHERWISE
 from ..models.checks import check_model as check_model
 from ..models.checks import check_type as check_type
@@ -79,11 +79,9 @@ def check_bitwise(options: Options, model: PreTrainedModel, path: Path, inputs: 
     reason, way_out = None, WITHIN_ROUNDING
     if path.name != "ragged":
         reason, way_out = f"{type(model).__name__} {path.reason}", path.way_out or WITHIN_ROUNDING
-    elif is_recurrent(model):
-        reason = f"{type(model).__name__} has recurrent layers, whose states filler would change"
     elif options.source.writes_target:
         reason, way_out = f"`{options.source.name}` drafts into the target's own cache", "use another draft"
-    elif inputs.cache is not None and inputs.cache.get_seq_length():
+    elif is_given_by_user(inputs.cache) and inputs.cache.get_seq_length():
         reason, way_out = "`past_key_values` holds tokens, whose bits come from other passes", "leave it out"
     if reason is not None:
         raise ValueError(f"`reproducible='bitwise'` needs passes of one shape, and {reason}: {way_out}.")

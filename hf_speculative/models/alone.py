@@ -12,8 +12,7 @@ def read_alone(model: CachedModel, rows: Batch, lanes: list[int]) -> None:
     for indices in texts.values():
         one, alone = rows.part(indices[:1]), model.fresh()
         alone.reads_alone = False
-        alone.logits(one, ahead=0, num_last=1)
-        alone.rollback(one)
+        alone.prefill(one)
         model.num_forwards = alone.num_forwards
         for index in indices:
             model.take(alone, [lanes[index]])

@@ -12,7 +12,7 @@ from .cached_model import image_layers, num_cached_of_image
 from .inputs import Inputs
 from .masks import ATTENTION_TYPES, RECURRENT_TYPES
 from .probe import fits_multimodal, fits_ragged
-from .stepped import unsteppable_reason
+from .stepped import names_in_forwards, unsteppable_reason
 
 LAYER_TYPES = set(ATTENTION_TYPES) - RECURRENT_TYPES
 #: types of layers without a cache
@@ -116,6 +116,7 @@ def ragged_unsupported_reason(model: PreTrainedModel) -> str | None:
     if (is_stateful(model) or kinds & RECURRENT_TYPES) and (reason := unsteppable_reason(model)):
         return reason
     attends = bool(kinds - {"linear_attention", "conv"} - NO_MIXER)
-    if attends and "position_ids" not in inspect.signature(model.forward).parameters:
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    if attends and (not takes_positions or "get_query_offset" in names_in_forwards(model)):
         return "takes positions from its cache's length rather than from `position_ids`"
     return mask_unsupported_reason(model) if attends else None

@@ -118,6 +118,7 @@ class RaggedModel(CachedModel):
             self.cache.begin(len(batch.rows), limit=batch.max_length + ahead)
             self.host_seen, self.offsets = [0] * len(batch.rows), [0] * len(batch.rows)
             self.seen = torch.zeros_like(batch.lengths)
+            self.cache.recurrence.reset(len(batch.rows))
             if self.reads_alone:
                 self.cache.reserve(len(batch.rows), max(self._ends(batch, ahead)), limit=batch.max_length + ahead)
                 read_alone(self, batch, list(range(len(batch.rows))))

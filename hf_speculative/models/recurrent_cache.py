@@ -145,13 +145,13 @@ class Recurrence:
         """Begin a pass over `width` columns, the last `ahead` of them draft tokens; rows have read `seen` tokens."""
         if not self.layers:
             return
-        if not any(seen):
+        if not self.columns:
             self.reset(len(seen))
         elif is_filler is not None and self.num_states > 1:
             self.go_back(seen)  # states of a row would no longer follow each other column by column
         self.width, self.is_filler = width, is_filler
         is_long = width > NARROW + max(ahead, 0)
-        self.is_stepped = any(seen) and not (is_long and ahead <= 0 and is_filler is None)
+        self.is_stepped = bool(self.columns) and not (is_long and ahead <= 0 and is_filler is None)
         self.num_kept = max(ahead, 0) + 1 if is_long else self.num_states + width
         for layer in self.layers:
             layer.begin_columns()
@@ -175,6 +175,10 @@ class Recurrence:
     def go_back(self, seen: list[int]) -> list[int]:
         """Rows go on from the state after their first `seen` tokens. What they have read then: nothing if one is not kept."""
         if not self.layers:
+            return seen
+        if not any(seen):  # as if nothing had been read
+            self.columns = {key: [torch.zeros_like(columns[-1])] for key, columns in self.columns.items()}
+            self.starts, self.ends, self.num_states = seen, seen, 1
             return seen
         rows = list(zip(self.starts, self.ends, seen, strict=True))
         if any(wanted < start or end - wanted >= self.num_states for start, end, wanted in rows):

@@ -85,7 +85,9 @@ class StaticModel(RaggedModel):
         if not self._is_static(width):
             return super().logits(batch, ahead, num_last)
         inputs = self._tensors(batch, ahead, width, max(ends))
+        self.cache.recurrence.begin(self.host_seen, width, ahead, is_filler=None)
         logits = self._run_static(self._one_pass(inputs, num_last), inputs, (self._keeps_last(num_last),))
+        self.cache.recurrence.finish(ends)
         self._finish(ends, batch.lengths - batch.padding + ahead)
         return logits[:, -num_last:].to(batch.tokens.device)
 
@@ -130,6 +132,8 @@ class StaticModel(RaggedModel):
         return self.all_slots or ladder(end)
 
     def _is_static(self, width: int) -> bool:
+        if not self.layers.attend:  # there are no slots
+            return False
         return bool(self.all_slots) or (not any(self.offsets) and width <= MAX_COLUMNS and 0 not in self.host_seen)
 
     def _tensors(self, batch: Batch, ahead: int, width: int, end: int) -> tuple[Tensor, ...]:

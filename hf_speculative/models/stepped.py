@@ -57,6 +57,11 @@ def _names(forward: Callable) -> tuple[str, ...]:
     return () if code is None else code.co_names
 
 
+def names_in_forwards(model: nn.Module) -> set[str]:
+    """The names that the forwards of its modules use."""
+    return set().union(*(_names(kind.forward) for kind in set(map(type, model.modules()))))
+
+
 def _kernel(module: nn.Module) -> str | None:
     """The name of the kernel for prompts that a mixer calls."""
     names = _names(type(module).forward)

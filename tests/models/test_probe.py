@@ -28,6 +28,13 @@ def test_a_type_the_tests_do_not_cover_is_tried_once(model_type, monkeypatch):
     same_as_plain(model, tiny.prompts(2), draft_model=model)
 
 
+def test_positions_from_a_cache_are_seen_by_name():
+    """In half precision what they change is as small as rounding."""
+    model = build("causal", "inkling_text").to(torch.bfloat16)
+    assert choose(model).name == "universal" and "positions from its cache" in choose(model).reason
+    assert fits_ragged(model)
+
+
 def test_the_probe_sees_wrong_logits(monkeypatch):
     """Its own negative control: with wrong positions for several tokens on top of a cache, a model that fits does not pass."""
     model = tiny.llama()
