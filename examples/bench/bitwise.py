@@ -75,6 +75,8 @@ def main():
             }
             if size > 1 or options.optimize:
                 ways.pop("transformers, assisted")
+            for name, way in ways.items():  # passes are compiled, and kernels are found
+                texts_of(target, prompts[:size], tokenizer, size, way | sampling, name)
             found = {
                 name: texts_of(target, prompts, tokenizer, size, way | sampling, name) for name, way in ways.items()
             }

@@ -1,13 +1,16 @@
 """SmolLM2 on eight questions, in its chat template: plain `generate`, transformers' prompt lookup and this package in turn.
 
 python examples/bench/real_model.py [--tokens 128] [--repeats 1] [--temperature 0.8] [--suite gsm8k] [--openvino PYTHON]
+                                    [--model FOLDER]
 
 Prints a Markdown table: whole calls over plain `generate`, the median over questions and repeats with quartiles, and tokens
 a target pass. Passes are compiled before the first call that counts, as for a process that finds their files.
+Another model than SmolLM2, by `--model`, has no tables, and reads plain prompts if it has no chat template.
 With OpenVINO GenAI in turn as well, if named the Python of an environment with optimum-intel, see peer_openvino.py.
 """
 
 import argparse
+import functools
 import statistics
 import tempfile
 import time
@@ -15,6 +18,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_speculative as hs
 from hf_speculative.command.prompts import QUESTIONS
@@ -22,10 +26,10 @@ from hf_speculative.measuring.suites import questions
 from hf_speculative.models.model_state import keeping
 
 
-def ways(tables, tokenizer, exporter, folder):
+def ways(load, tables, tokenizer, exporter, folder):
     """Each way: its name, a model of its own, keywords of `generate`, and the batch sizes that it takes."""
-    plain, default, warm = (hs.example_pair()[0] for _ in range(3))
-    others = []
+    plain, default = load(), load()
+    others, with_tables = [], []
     if exporter:
         from peer_openvino import OpenVino, exported
 
@@ -36,15 +40,19 @@ def ways(tables, tokenizer, exporter, folder):
             ("OpenVINO GenAI, prompt lookup", OpenVino(folder, prompt_lookup=True), lookup, (1, 8)),
         ]
     hs.attach(default, optimize=True)
-    hs.attach(warm, tables, optimize=True)
+    if tables is not None:
+        warm = hs.attach(load(), tables, optimize=True)
+        with_tables = [
+            ("`attach(target, tables)`", warm, {}, (1, 8)),
+            ("`attach(target, tables)`, `num_draft_tokens=3`", warm, {"num_draft_tokens": 3}, (1, 8)),
+        ]
     return [
         ("plain `generate`", plain, {}, (1, 8)),
         ("transformers' prompt lookup", plain, {"prompt_lookup_num_tokens": 10}, (1,)),
         *others,
         ("`attach(target)`, calls with `draft_model=None`", default, {"draft_model": None}, (1, 8)),
         ("`attach(target)`", default, {}, (1, 8)),
-        ("`attach(target, tables)`", warm, {}, (1, 8)),
-        ("`attach(target, tables)`, `num_draft_tokens=3`", warm, {"num_draft_tokens": 3}, (1, 8)),
+        *with_tables,
     ]
 
 
@@ -55,25 +63,30 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0, help="of sampled calls with top_p 0.95; 0 is greedy")
     parser.add_argument("--suite", help="eight questions of it instead of ours: NAME or NAME=FILE, as in `bench`")
     parser.add_argument("--openvino", metavar="PYTHON", help="OpenVINO as well, exported by this environment")
+    parser.add_argument("--model", metavar="FOLDER", help="another model, in float32")
     given = parser.parse_args()
     sampling = {"do_sample": False}
     if given.temperature:
         sampling = {"do_sample": True, "temperature": given.temperature, "top_p": 0.95, "top_k": 0}
-    _, tables, tokenizer = hs.example_pair()
+    load, tables = lambda: hs.example_pair()[0], None
+    if given.model:
+        load = functools.partial(AutoModelForCausalLM.from_pretrained, given.model, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(given.model)
+    else:
+        _, tables, tokenizer = hs.example_pair()
     tokenizer.padding_side = "left"
     asked = [row["turns"][0] for row in questions(given.suite, len(QUESTIONS))] if given.suite else QUESTIONS
-    chats = [[{"role": "user", "content": question}] for question in asked]
+    texts = asked
+    if tokenizer.chat_template:
+        chats = [[{"role": "user", "content": question}] for question in asked]
+        texts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
     found: dict[tuple[str, int], tuple[str, str]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        tried = ways(tables, tokenizer, given.openvino, Path(folder))
+        tried = ways(load, tables, tokenizer, given.openvino, Path(folder))
     for size in (1, 8):
-        batches = [chats[first : first + size] for first in range(0, len(chats), size)]
-        inputs = [
-            tokenizer.apply_chat_template(
-                batch, add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
-            )
-            for batch in batches
-        ]
+        batches = [texts[first : first + size] for first in range(0, len(texts), size)]
+        special = {"add_special_tokens": not tokenizer.chat_template}
+        inputs = [tokenizer(batch, return_tensors="pt", padding=True, **special) for batch in batches]
         mine = [way for way in tried if size in way[3]]
         times: dict[str, list[float]] = {name: [] for name, *_ in mine}
         passes, kept = dict.fromkeys(times, 0), {}

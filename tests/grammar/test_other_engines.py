@@ -79,14 +79,15 @@ def both(pair, kind, num_prompts, sampled=False, **drafts):
 
 
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("num_prompts", slow_but([1, 4], 4))
+@pytest.mark.parametrize("num_prompts", slow_but([1, 3], 3))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("kind", ["llguidance", "outlines", "xgrammar"])
 def test_engines(pair, kind, num_prompts, sampled):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert both(pair, kind, num_prompts, sampled).mean_acceptance_length > 2.5
-        both(pair, kind, num_prompts, sampled, draft_model="auto", num_draft_tokens=6)  # guesses what is forbidden
+        if sampled:  # guesses what is forbidden
+            both(pair, kind, num_prompts, sampled, draft_model="auto", num_draft_tokens=6)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
