@@ -30,12 +30,14 @@ class CachedModel:
         shares_prefixes: what is cached of a token depends on the tokens before it alone, and `share` copies it.
         keeps_done: it is known what is cached of rows that are done, which `store` needs.
         reads_alone: each prompt is read in a pass of its own.
+        max_columns: of a pass over draft tokens; `None`: any number.
     """
 
     num_forwards: int = 0
     keeps_done: bool = True
     shares_prefixes: bool = False
     reads_alone: bool = False
+    max_columns: int | None = None
     keeps_rows_together: bool = False
     takes_trees: bool = False
     keep: tuple[str, ...] = ()

@@ -157,6 +157,13 @@ class TestByOurKernels:
                 assert are_same(found, expected), more
             assert found[2].statistics.num_accepted_draft_tokens
 
+    def test_drafts_may_be_longer_than_in_passes_of_one_shape(self):
+        target = self.attached(torch.bfloat16)[0]
+        inputs = tiny.prompts(1)
+        found = bits(target, inputs, draft_model=target, num_draft_tokens=15)
+        assert are_same(found, bits(target, inputs, draft_model=None))
+        assert found[2].statistics.num_target_forwards == 3  # the prompt, 16 tokens, the other 4
+
     def test_the_same_bits_beside_any_rows(self):
         """And as many of them."""
         target, draft = self.attached(torch.bfloat16)

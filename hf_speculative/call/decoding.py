@@ -81,7 +81,7 @@ class Parts:
         self.sampler.keeps_draft_probs = self.rule.reads_draft_probs
         batch.branches = may_branch(self.drafter, model, self.target, self.sampler, ranks.rule(self.rule))
         self.learned = Learned(options, model, inputs, logits_processor)
-        self.schedule = self.learned.timed(within_reach(make_schedule(options), processors))
+        self.schedule = self.learned.timed(within_reach(make_schedule(options, self.target.max_columns), processors))
         self.stopping = ranks.stopping(stopping)
         self.generator = drawn_from(own, inputs.input_ids.device) if config.do_sample else None
 

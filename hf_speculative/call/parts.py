@@ -10,14 +10,13 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..drafting.source import BuildContext
 from ..interfaces import CachedModel, Drafter, Rule, Sampler, Schedule
 from ..models import (
-    NUM_COLUMNS,
     FixedShape,
     Inputs,
     UniversalModel,
     choose_for,
     fits_trees,
     fixes_bits,
-    has_free_bits,
+    free_columns,
     num_logits,
 )
 from ..models.execution import multimodal_model, ragged_model
@@ -50,8 +49,8 @@ def target_and_drafter(
     checks.check_bitwise(options, model, path, inputs)
     checks.check_passes(execution, source, model)
     lanes = options.config.lanes or options.rows_at_once or num_rows
-    is_free = options.is_bitwise and has_free_bits(model, compile, lanes)
-    is_static = options.is_bitwise and not is_free
+    num_columns = free_columns(model, compile, lanes) if options.is_bitwise else 0
+    is_static = options.is_bitwise and not num_columns
     if path.name == "universal":  # before the draft: both may be of one type
         checks.check_universal(model, inputs, "model")
         checks.check_whole_states(source, inputs)
@@ -64,8 +63,8 @@ def target_and_drafter(
         target = ragged_model(model, compile=compile, cuda_graphs=captures, is_static=is_static)
     elif target is None:
         target = UniversalModel(model, inputs, keep=keep)
-    if is_free:
-        target.reads_alone = True
+    if num_columns:
+        target.reads_alone, target.max_columns = True, num_columns
     return _of_one_shape(options, model, target, num_rows) if is_static else target, drafter
 
 
@@ -82,13 +81,17 @@ def _of_one_shape(options: Options, model: PreTrainedModel, target: CachedModel,
 
 
 class WithinColumns(WrappedSchedule):
-    """`schedule`, limited to drafts that fit into a pass of a constant number of columns."""
+    """`schedule`, limited to drafts that fit into a pass of the target."""
+
+    def __init__(self, schedule: Schedule, max_columns: int):
+        super().__init__(schedule)
+        self.max_columns = max_columns
 
     def plan(self, batch: Batch) -> list[int]:
-        return [min(num, NUM_COLUMNS - 1) for num in self.schedule.plan(batch)]
+        return [min(num, self.max_columns - 1) for num in self.schedule.plan(batch)]
 
 
-def make_schedule(options: Options) -> Schedule:
+def make_schedule(options: Options, max_columns: int | None = None) -> Schedule:
     source, length = options.source, (options.num_draft_tokens, options.length_is_default)
     if options.config.schedule is not None:
         schedule = copy.deepcopy(options.config.schedule)  # what it learns in this call ends with it
@@ -98,7 +101,7 @@ def make_schedule(options: Options) -> Schedule:
         if threshold := options["assistant_confidence_threshold"]:
             schedule = ConfidenceStop(schedule, threshold)
         schedule = source.around(schedule, *length)
-    return WithinColumns(schedule) if options.is_bitwise else schedule
+    return schedule if max_columns is None else WithinColumns(schedule, max_columns)
 
 
 class WithinReach(WrappedSchedule):

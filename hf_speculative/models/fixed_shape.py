@@ -26,8 +26,8 @@ from .static import StaticModel, ladder
 
 #: columns of a pass: a token and up to 7 draft tokens
 NUM_COLUMNS = 8
-#: rows of passes of any shape that are tried
-TRIED_ROWS = 3
+#: rows and columns of passes of any shape that are tried
+TRIED_ROWS, TRIED_COLUMNS = 3, 16
 #: texts on which a model is tried: routing to experts, for example, shapes products inside a pass
 SEEDS = 2
 
@@ -41,6 +41,8 @@ class FixedShape(CachedModel):
         model: runs the passes; it must not be shared.
         num_lanes: rows of a pass; `None`: those of the call.
     """
+
+    max_columns = NUM_COLUMNS
 
     def __init__(self, model: StaticModel, num_lanes: int | None = None):
         self.model, self.num_lanes = model, num_lanes
@@ -130,27 +132,29 @@ class FixedShape(CachedModel):
         return self.model.store(given, sequences, padding, lengths)
 
 
-def has_free_bits(model: PreTrainedModel, compile: bool | str, num_rows: int) -> bool:
-    """Whether a token's logits have the same bits in passes of any shape, since our kernels compute them.
+def free_columns(model: PreTrainedModel, compile: bool | str, num_rows: int) -> int:
+    """The widest pass up to which a token's logits have the same bits in any, since our kernels compute them; else 0.
 
-    Tried on random tokens: one at a time against 8 at a time, alone and beside others in other lanes. It is tried once for each
-    model object and kind of passes.
+    Tried on random tokens: one at a time against many at a time, alone and beside others in other lanes. It is tried once for
+    each model object and kind of passes.
 
     Args:
         compile: as in `ragged_model`.
         num_rows: of a pass.
     """
     num, known = num_by_kernel(model), kept_with(model)
-    if not num or NUM_COLUMNS * num_rows > native.WIDE:
-        return False
-    kind = has_free_bits, compile, num, model.dtype, torch.get_num_threads()
+    if not num:
+        return 0
+    kind = free_columns, compile, num, model.dtype, torch.get_num_threads()
     if kind not in known:
         target = ragged_model(model, compile=compile)
         target.reads_alone = True
+        columns = min(TRIED_COLUMNS, native.WIDE // max([1, *folds_by(target.model)]))
         with without_dropout(model), torch.no_grad():
-            are_same = all(_are_same(model, target, TRIED_ROWS, seed, has_alone=True) for seed in range(SEEDS))
-        known[kind] = are_same and NUM_COLUMNS * max([1, *folds_by(target.model)]) <= native.WIDE
-    return known[kind]
+            are_same = all(_are_same(model, target, TRIED_ROWS, seed, columns, True) for seed in range(SEEDS))
+        known[kind] = columns if are_same else 0
+    columns = min(known[kind], native.WIDE // num_rows)
+    return columns if columns >= NUM_COLUMNS else 0
 
 
 def fixes_bits(model: PreTrainedModel, target: FixedShape, num_rows: int) -> bool:
@@ -171,15 +175,20 @@ def fixes_bits(model: PreTrainedModel, target: FixedShape, num_rows: int) -> boo
 
 
 def _are_same(
-    model: PreTrainedModel, target: FixedShape | RaggedModel, num_lanes: int, seed: int, has_alone: bool = False
+    model: PreTrainedModel,
+    target: FixedShape | RaggedModel,
+    num_lanes: int,
+    seed: int,
+    num_columns: int = NUM_COLUMNS,
+    has_alone: bool = False,
 ) -> bool:
     generator = torch.Generator().manual_seed(seed)
     vocab_size, width = model.config.get_text_config(decoder=True).vocab_size, 4 + num_lanes
-    tokens = torch.randint(vocab_size, (num_lanes, width + NUM_COLUMNS), generator=generator).to(device_of(model))
+    tokens = torch.randint(vocab_size, (num_lanes, width + num_columns), generator=generator).to(device_of(model))
     padding, order = list(range(num_lanes)), list(reversed(range(num_lanes)))
-    singly = _logits(target, tokens, padding, [1] * NUM_COLUMNS, 0)
-    at_once = _logits(target, tokens[order], padding[::-1], [NUM_COLUMNS], ladder(1))
-    alone = _logits(target, tokens[:1], padding[:1], [NUM_COLUMNS], 0) if has_alone else singly[:1]
+    singly = _logits(target, tokens, padding, [1] * num_columns, 0)
+    at_once = _logits(target, tokens[order], padding[::-1], [num_columns], ladder(1))
+    alone = _logits(target, tokens[:1], padding[:1], [num_columns], 0) if has_alone else singly[:1]
     return torch.equal(singly, at_once[order]) and torch.equal(singly[:1], alone)
 
 
@@ -187,7 +196,7 @@ def _logits(
     target: FixedShape | RaggedModel, tokens: Tensor, padding: list[int], passes: list[int], num_more: int
 ) -> Tensor:
     """Logits after the prompts and after all further tokens but the last, fed in `passes`."""
-    width = tokens.shape[1] - NUM_COLUMNS
+    width = tokens.shape[1] - sum(passes)
     batch = Batch(tokens[:, :width], padding, tokens.shape[1] + num_more)
     target.reset()
     found = []

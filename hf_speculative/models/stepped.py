@@ -59,7 +59,7 @@ def _names(forward: Callable) -> tuple[str, ...]:
 
 def names_in_forwards(model: nn.Module) -> set[str]:
     """The names that the forwards of its modules use."""
-    return set().union(*(_names(kind.forward) for kind in set(map(type, model.modules()))))
+    return set().union(*(_names(type(module).forward) for module in model.modules()))
 
 
 def _kernel(module: nn.Module) -> str | None:

@@ -267,7 +267,7 @@ class Engine:
             self._parked = None
         sampler = PerRequestSamplers(running, num_logits(model))
         learned = Learned(self.options, model, inputs, [])
-        schedule = PerRequestRoom(learned.timed(make_schedule(self.options)), running)
+        schedule = PerRequestRoom(learned.timed(make_schedule(self.options, target.max_columns)), running)
         schedule.begin(batch, learned.costs)
         drafter.may_branch = drafter.branches and target.takes_trees and fits_trees(model)
         drafter.follow(target)
