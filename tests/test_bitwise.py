@@ -162,7 +162,7 @@ class TestByOurKernels:
         inputs = tiny.prompts(1)
         found = bits(target, inputs, draft_model=target, num_draft_tokens=15)
         assert are_same(found, bits(target, inputs, draft_model=None))
-        assert found[2].statistics.num_target_forwards == 3  # the prompt, 16 tokens, the other 4
+        assert found[2].statistics.num_rounds == 3  # of 1, 16 and 3 tokens
 
     def test_the_same_bits_beside_any_rows(self):
         """And as many of them."""
