@@ -1,7 +1,9 @@
 """Real weights by a name: where they are looked for, and what is said where they cannot be had."""
 
 import copy
+import functools
 import hashlib
+import os
 import sys
 
 import pytest
@@ -9,7 +11,6 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.embedded import examples
-from tests.support.plain import agrees
 
 
 @pytest.fixture
@@ -84,38 +85,54 @@ def pair():
         pytest.skip(str(error))
 
 
-QUESTIONS = (
-    "Write a Python function that counts the vowels of a string.",
-    "What is the capital of France, and what is it known for?",
-    "Repeat this list, sorted: pear, apple, fig, plum, apple pie, fig jam.",
-)
+#: by hand, 100: `NUM_QUESTIONS=100 pytest -m real`
+NUM_QUESTIONS = int(os.environ.get("NUM_QUESTIONS", 3))
+TASKS = ("Write Python code about", "Explain", "Repeat five times:", "List facts about", "Tell a joke about")
+TOPICS = "vowels Paris bread sorting cats rain tax chess dates Rome tea stars strings bees snow jazz fish ice oil law"
+QUESTIONS = [f"{TASKS[i % 5]} {TOPICS.split()[(i // 5 + 4 * i) % 20]}." for i in range(100)]
+WAYS = {"eager": (False, {}), "trees": (False, {"num_draft_tokens": 8}), "compiled": (True, {})}
 
 
-def asked(tokenizer, num_questions):
-    chats = [[{"role": "user", "content": question}] for question in QUESTIONS[:num_questions]]
+def asked(tokenizer, questions):
+    chats = [[{"role": "user", "content": question}] for question in questions]
     tokenizer.padding_side = "left"
     how = {"add_generation_prompt": True, "return_dict": True, "return_tensors": "pt", "padding": True}
     return tokenizer.apply_chat_template(chats, **how) | {"max_new_tokens": 48}
 
 
+@pytest.fixture(scope="module")
+def plainly(pair):
+    """What plain `generate` answers, once for all ways."""
+    return functools.cache(lambda first, size, is_sampled: answers(pair, pair[0], first, size, is_sampled))
+
+
+def answers(pair, model, first, size, is_sampled, **more):
+    how = {"do_sample": True, "temperature": 0.8, "top_p": 0.95} if is_sampled else {"do_sample": False}
+    torch.manual_seed(first)
+    return model.generate(**asked(pair[2], QUESTIONS[:NUM_QUESTIONS][first : first + size]), **how, **more).tolist()
+
+
 @pytest.mark.real
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_chats_are_those_of_plain_generate(pair, batch_size):
-    target, draft, tokenizer = pair
-    call = asked(tokenizer, batch_size) | {"do_sample": False}
-    stats = agrees(target, call, draft_model=draft, num_draft_tokens=4)
+@pytest.mark.parametrize("size", [1, 8])
+@pytest.mark.parametrize("optimize, settings", WAYS.values(), ids=WAYS)
+def test_chats_are_those_of_plain_generate(pair, plainly, optimize, settings, size):
+    """Greedy on all questions, sampled on two of five."""
+    model = hs.attach(copy.deepcopy(pair[0]), pair[1], optimize=optimize, reproducible=True)
+    with hs.record() as stats:
+        for first in range(0, NUM_QUESTIONS, size):
+            for is_sampled in [False, True] if first % 5 < 2 or size > 1 else [False]:
+                found = answers(pair, model, first, size, is_sampled, **settings)
+                assert found == plainly(first, size, is_sampled), QUESTIONS[first]
     assert stats.num_draft_tokens and stats.mean_acceptance_length > 1.2
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("dtype, optimize", [(torch.bfloat16, False), (torch.float32, False), (torch.float32, True)])
+@pytest.mark.parametrize("dtype, optimize", [(torch.float32, False), (torch.bfloat16, True)])
 def test_bits_are_the_same_with_a_draft_and_without(pair, dtype, optimize):
     target, draft, tokenizer = pair
-    target = copy.deepcopy(target).to(dtype)
-    hs.attach(target, draft, reproducible="bitwise", optimize=optimize)
-    inputs = asked(tokenizer, 3)
+    target = hs.attach(copy.deepcopy(target).to(dtype), draft, reproducible="bitwise", optimize=optimize)
     for sampling in ({"do_sample": False}, {"do_sample": True, "temperature": 0.8, "top_p": 0.95}):
-        call = {**inputs, **sampling, "return_dict_in_generate": True, "output_scores": True}
+        call = {**asked(tokenizer, QUESTIONS[:3]), **sampling, "return_dict_in_generate": True, "output_scores": True}
         found = []
         for more in ({}, {"num_draft_tokens": 3}, {"draft_model": None}):
             torch.manual_seed(0)
