@@ -176,9 +176,9 @@ class Recurrence:
         """Rows go on from the state after their first `seen` tokens. What they have read then: nothing if one is not kept."""
         if not self.layers:
             return seen
-        if not any(seen):  # as if nothing had been read
+        if not any(seen) and max(self.ends, default=0) == 1:  # a prompt of one token: rows step from there
             self.columns = {key: [torch.zeros_like(columns[-1])] for key, columns in self.columns.items()}
-            self.starts, self.ends, self.num_states = seen, seen, 1
+            self.starts, self.ends, self.num_states = list(seen), list(seen), 1
             return seen
         rows = list(zip(self.starts, self.ends, seen, strict=True))
         if any(wanted < start or end - wanted >= self.num_states for start, end, wanted in rows):
