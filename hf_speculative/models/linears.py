@@ -1,11 +1,14 @@
 """Linear layers of a model that multiply by our kernel, see `native`; their weights stay as they are."""
 
+import os
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
 from . import native
+from .folder import FOLDER, OFF
 
 #: bytes of a float32 weight below which a layer's own Python, 6 microseconds, takes what the kernel gains
 LEAST_BYTES = 2**19
@@ -72,6 +75,8 @@ def describe(model: PreTrainedModel) -> str:
         return f"{num} of {num + num_plain} linear layers multiply by hf_speculative's kernel"
     if model.device.type != "cpu":
         return f"multiplied by torch: hf_speculative's kernel is for CPUs, and the model is on {model.device.type}"
+    if os.environ.get(FOLDER) == OFF:  # kernels are not built for the answer
+        return f"multiplied by torch: {FOLDER}={OFF}"
     if (reason := native.no_kernel_reason()) is not None:
         return f"multiplied by torch: {reason}"
     return "multiplied by torch; `attach` lets hf_speculative's kernel do it, unless `optimize=False`"

@@ -214,11 +214,14 @@ def test_elsewhere_torch_multiplies(monkeypatch):
     use_kernel(model)
     assert not num_by_kernel(model) and "the model is on meta" in linears.describe(model)
     monkeypatch.setattr(native, "no_kernel_reason", lambda: "no compiler")
+    assert linears.describe(tiny.llama()) == "multiplied by torch: HF_SPECULATIVE_PASSES=off"
+    monkeypatch.delenv("HF_SPECULATIVE_PASSES")
     use_kernel(model := tiny.llama())
     assert not num_by_kernel(model) and linears.describe(model) == "multiplied by torch: no compiler"
 
 
-def test_check_says_so(model):
+def test_check_says_so(model, monkeypatch):
+    monkeypatch.delenv("HF_SPECULATIVE_PASSES")
     hs.attach(model, draft_model="suffix")
     answer = hs.check(model, tiny.llama())
     assert answer.target.linears == "15 of 15 linear layers multiply by hf_speculative's kernel"
