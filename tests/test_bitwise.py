@@ -158,8 +158,7 @@ class TestByOurKernels:
             assert found[2].statistics.num_accepted_draft_tokens
 
     def test_drafts_may_be_longer_than_in_passes_of_one_shape(self):
-        target = self.attached(torch.bfloat16)[0]
-        inputs = tiny.prompts(1)
+        target, inputs = self.attached(torch.bfloat16)[0], tiny.prompts(1)
         found = bits(target, inputs, draft_model=target, num_draft_tokens=15)
         assert are_same(found, bits(target, inputs, draft_model=None))
         assert found[2].statistics.num_rounds == 3  # of 1, 16 and 3 tokens
