@@ -37,6 +37,13 @@ class AtWidths:
             self.written = self.processor(_any_prefix(first, scores.device), nothing)[0]
             self.is_written = ~self.written.isnan()
         is_written = self.is_written
+        if (
+            self.forbidden is not None
+            and scores.device.type == "cpu"
+            and prefixes.shortest >= first
+            and prefixes.longest < end
+        ):
+            return scores.index_fill_(-1, is_written.nonzero().flatten(), -torch.inf)
         if prefixes.shortest < first or prefixes.longest >= end:
             widths = prefixes.widths[..., None]
             is_written = is_written & (widths >= first) & (widths < end)

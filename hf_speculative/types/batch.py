@@ -277,4 +277,8 @@ def along_path(draft: Draft, verdict: Verdict, *of_positions: Tensor) -> tuple[D
     positions = functional.pad(path + 1, (1, 0))
     chain = Draft(draft.tokens[rows, path], None, draft.num_tokens)
     verdict = replace(verdict, acceptance_prob=acceptance_prob)
+    if path.device.type == "cpu" and bool(
+        (path == torch.arange(path.shape[1])).all()
+    ):  # no copies of whole distributions
+        return chain, verdict, tuple(values[:, : positions.shape[1]] for values in of_positions)
     return chain, verdict, tuple(values[rows, positions] for values in of_positions)

@@ -32,7 +32,6 @@ def test_positions_from_a_cache_are_seen_by_name():
     """In half precision what they change is as small as rounding."""
     model = build("causal", "inkling_text").to(torch.bfloat16)
     assert choose(model).name == "universal" and "positions from its cache" in choose(model).reason
-    assert fits_ragged(model)
 
 
 def test_the_probe_sees_wrong_logits(monkeypatch):

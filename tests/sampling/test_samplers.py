@@ -6,8 +6,21 @@ from transformers import set_seed
 
 import hf_speculative as hs
 from hf_speculative.call.configuration import as_keywords
+from hf_speculative.sampling.samplers import inverse_transform
 from tests.support import tiny
 from tests.support.plain import NEW, LastToken, ours, plain
+
+
+@pytest.mark.parametrize("vocab_size", [7, 61, 512, 1536, 50257])
+def test_inverse_transform(vocab_size):
+    """The token at which the sums of all probabilities pass the number; at the ends, none of probability 0."""
+    probs = torch.randn(5, 3, vocab_size).mul(4).softmax(-1)
+    probs[probs < probs.mean()], probs[..., 2], probs[..., -3:], probs[..., 0] = 0, 0.1, 0, 0
+    sums = probs.cumsum(-1, dtype=torch.float64)
+    for number in (0.0, 0.3, 0.77, 1 - 2**-53):
+        tokens = inverse_transform(probs, torch.full_like(sums[..., :1], number))[..., None]
+        mass, before = (one.gather(-1, tokens) for one in (probs, sums - probs))
+        assert (mass > 0).all() and ((before - number * sums[..., -1:]).abs() <= mass + 1e-6).all()
 
 
 def test_a_draft_left_with_nothing_to_say_never_emits_what_is_forbidden():

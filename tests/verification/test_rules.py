@@ -75,7 +75,8 @@ def test_an_empty_draft_costs_one_draw(rule):
     with torch.profiler.profile() as profile:
         verdict = rule()(draft, probs, Greedy(None, 3))
     assert verdict.next_token.tolist() == [0, 1] and verdict.num_accepted.tolist() == [0, 0]
-    assert {event.key for event in profile.key_averages()} <= {"aten::argmax", "aten::select", "aten::as_strided"}
+    keys = {event.key for event in profile.key_averages()}
+    assert {"aten::argmax"} <= keys <= {"aten::argmax", "aten::select", "aten::as_strided"}
 
 
 # How much is accepted: numbers of the papers
