@@ -269,16 +269,19 @@ class Draft:
 
 
 def along_path(draft: Draft, verdict: Verdict, *of_positions: Tensor) -> tuple[Draft, Verdict, tuple[Tensor, ...]]:
-    """The path of a tree that was kept, as a chain; of `of_positions (batch, k + 1, ...)`, what stands at its positions."""
+    """The path of a tree that was kept, as a chain; of `of_positions (batch, k + 1, ...)`, what stands at its positions.
+
+    On a CPU only as far as the longest path that was accepted: no distribution is copied for nothing.
+    """
     path = verdict.path
     assert path is not None
     rows = torch.arange(len(path), device=path.device)[:, None]
     acceptance_prob = None if verdict.acceptance_prob is None else verdict.acceptance_prob[rows, path]
-    positions = functional.pad(path + 1, (1, 0))
     chain = Draft(draft.tokens[rows, path], None, draft.num_tokens)
     verdict = replace(verdict, acceptance_prob=acceptance_prob)
-    if path.device.type == "cpu" and bool(
-        (path == torch.arange(path.shape[1])).all()
-    ):  # no copies of whole distributions
-        return chain, verdict, tuple(values[:, : positions.shape[1]] for values in of_positions)
+    if path.device.type == "cpu":
+        path = path[:, : int(verdict.num_accepted.max())]
+        if bool((path == torch.arange(path.shape[1])).all()):
+            return chain, verdict, tuple(values[:, : path.shape[1] + 1] for values in of_positions)
+    positions = functional.pad(path + 1, (1, 0))
     return chain, verdict, tuple(values[rows, positions] for values in of_positions)
