@@ -12,7 +12,7 @@ from .cached_model import image_layers, num_cached_of_image
 from .inputs import Inputs
 from .masks import ATTENTION_TYPES, RECURRENT_TYPES
 from .probe import fits_multimodal, fits_ragged
-from .stepped import names_in_forwards, unsteppable_reason
+from .stepped import calls, unsteppable_reason
 
 LAYER_TYPES = set(ATTENTION_TYPES) - RECURRENT_TYPES
 #: types of layers without a cache
@@ -117,6 +117,6 @@ def ragged_unsupported_reason(model: PreTrainedModel) -> str | None:
         return reason
     attends = bool(kinds - {"linear_attention", "conv"} - NO_MIXER)
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    if attends and (not takes_positions or "get_query_offset" in names_in_forwards(model)):
+    if attends and (not takes_positions or calls(model, "get_query_offset")):
         return "takes positions from its cache's length rather than from `position_ids`"
     return mask_unsupported_reason(model) if attends else None

@@ -57,9 +57,9 @@ def _names(forward: Callable) -> tuple[str, ...]:
     return () if code is None else code.co_names
 
 
-def names_in_forwards(model: nn.Module) -> set[str]:
-    """The names that the forwards of its modules use."""
-    return set().union(*(_names(type(module).forward) for module in model.modules()))
+def calls(model: nn.Module, name: str) -> bool:
+    """Whether the forward of one of its modules uses `name`."""
+    return any(name in _names(type(module).forward) for module in model.modules())
 
 
 def _kernel(module: nn.Module) -> str | None:

@@ -6,7 +6,6 @@ other. A residual is drawn as probabilities; it never goes back through the logi
 Every random decision is `bernoulli` or `categorical`, so that a test can put a script in their place and enumerate them.
 """
 
-import math
 from collections.abc import Hashable
 
 import torch
@@ -15,6 +14,7 @@ from torch.nn import functional
 
 from ..interfaces import Sampler
 from ..types import Batch, Tree
+from .draws import exponential_race, inverse_transform
 from .logits_processors import Processors
 from .sample_method import CHOSEN, DRAWN, LIKELIEST, MeasuredChoice
 
@@ -23,42 +23,8 @@ from .sample_method import CHOSEN, DRAWN, LIKELIEST, MeasuredChoice
 SHARPNESS = 2.0
 #: consecutive rounds of `Greedy.num_forbidden` after which drafts are processed
 MOST_FORBIDDEN = 3
-#: the most tokens, and the fewest, of a part of the vocabulary when a token is drawn
-MOST_OF_PART, FEWEST_OF_PART = 512, 16
 #: random numbers that `Coupled` keeps: 256 MiB
 MOST_NOISE = 2**26
-
-
-def exponential_race(probs: Tensor, noise: Tensor) -> Tensor:
-    """Draw from `probs (..., vocab)`, not necessarily normalised, with `noise` ~ Exp(1) of the same shape.
-
-    `torch.multinomial` draws one sample in this very way. A token of probability 0 cannot win.
-    """
-    return (probs / noise).argmax(-1)
-
-
-def inverse_transform(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Draw from `probs (..., vocab)`, not necessarily normalised, by `uniform (..., 1)` in [0, 1), of float64.
-
-    A part of the vocabulary first, then a token of it: sums over all tokens, one by one, take up to forty times as long. A
-    token of probability 0 is never drawn.
-    """
-    size = math.gcd(probs.shape[-1], MOST_OF_PART)
-    parts = probs.unflatten(-1, (-1, size if size >= FEWEST_OF_PART else probs.shape[-1]))
-    mass = parts.sum(-1).double()  # rounded as the softmax was
-    part, rest = _first_beyond(mass, mass.sum(-1, keepdim=True) * uniform)
-    chosen = parts.gather(-2, part[..., None].expand(*part.shape, parts.shape[-1])).squeeze(-2)
-    token, _ = _first_beyond(chosen.double(), rest)
-    return (part * parts.shape[-1] + token).squeeze(-1)
-
-
-def _first_beyond(mass: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """The first index at which the sums of `mass (..., n)` exceed `wanted (..., 1)`, and how much of it they leave before."""
-    sums = mass.cumsum(-1)
-    last = sums[..., -1:]
-    wanted = wanted.clamp(min=0).minimum(last.nextafter(torch.zeros_like(last)))  # whatever rounding made of it
-    index = torch.searchsorted(sums, wanted, right=True).clamp(max=mass.shape[-1] - 1)
-    return index, wanted - (sums - mass).gather(-1, index)
 
 
 class ProcessedSampler(Sampler):

@@ -26,28 +26,27 @@ class AtWidths:
 
     def __init__(self, processor, widths: range, forbidden: Tensor | None = None):
         self.processor, self.widths, self.forbidden = processor, widths, forbidden
+        #: of those tokens, or of the whole vocabulary
         self.written: Tensor | None = None
 
     def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
         first, end = self.widths.start, self.widths.stop
         if prefixes.longest < first or prefixes.shortest >= end:
             return scores
+        ids = None
+        if self.forbidden is not None:  # past the vocabulary, they name its last token, which is then left as it is
+            ids = self.forbidden.flatten().to(scores.device).clamp(max=scores.shape[-1] - 1)
         if self.written is None:
             nothing = torch.full_like(scores[0, :1], torch.nan)
-            self.written = self.processor(_any_prefix(first, scores.device), nothing)[0]
-            self.is_written = ~self.written.isnan()
-        is_written = self.is_written
-        if (
-            self.forbidden is not None
-            and scores.device.type == "cpu"
-            and prefixes.shortest >= first
-            and prefixes.longest < end
-        ):
-            return scores.index_fill_(-1, is_written.nonzero().flatten(), -torch.inf)
+            written = self.processor(_any_prefix(first, scores.device), nothing)[0]
+            self.written = written if ids is None else written[ids]
+        is_written = ~self.written.isnan()
         if prefixes.shortest < first or prefixes.longest >= end:
             widths = prefixes.widths[..., None]
             is_written = is_written & (widths >= first) & (widths < end)
-        return torch.where(is_written, self.written, scores)
+        if ids is None:
+            return torch.where(is_written, self.written, scores)
+        return scores.index_copy_(-1, ids, torch.where(is_written, self.written, scores[..., ids]))
 
 
 class ExponentialDecay:

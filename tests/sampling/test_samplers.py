@@ -6,7 +6,7 @@ from transformers import set_seed
 
 import hf_speculative as hs
 from hf_speculative.call.configuration import as_keywords
-from hf_speculative.sampling.samplers import inverse_transform
+from hf_speculative.sampling.draws import inverse_transform
 from tests.support import tiny
 from tests.support.plain import NEW, LastToken, ours, plain
 
