@@ -2,9 +2,10 @@
 
     python examples/serve_under_load.py                                    # the embedded pair
     python examples/serve_under_load.py --model Qwen/Qwen3-8B --draft-model Qwen/Qwen3-0.6B --clients 64
+    python examples/serve_under_load.py --model smollm2 --schema           # answers that keep to a JSON schema: ours alone
 
 Each server is started in turn, warmed up, and asked by the `openai` package. Greedy answers are compared with `model.generate`
-on each prompt alone. Needs `pip install 'hf_speculative[serving]' 'transformers[serving]'`.
+on each prompt alone. Needs `pip install 'hf_speculative[serving]' 'transformers[serving]'`, and `[grammar]` for schemas.
 """
 
 import asyncio
@@ -25,7 +26,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import hf_speculative.embedded
+import hf_speculative as hs
+from hf_speculative.embedded import FOLDER
+from hf_speculative.embedded.examples import EXAMPLES, place_of_example
 
 PROMPTS = [
     "def read(path):\n    ",
@@ -34,6 +37,17 @@ PROMPTS = [
     "for line in lines:\n",
     "try:\n",
 ]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "file_name": {"type": "string", "maxLength": 20},
+        "number_of_lines": {"type": "integer", "minimum": 0, "maximum": 9999},
+        "programming_language": {"enum": ["python", "c", "rust"]},
+        "is_generated": {"type": "boolean"},
+    },
+    "required": ["file_name", "number_of_lines", "programming_language", "is_generated"],
+    "additionalProperties": False,
+}
 TRANSFORMERS, NAME = "transformers serve", "served"
 
 
@@ -62,7 +76,7 @@ def answers(url: str) -> bool:
         return False
 
 
-async def ask(port: int, model: str, prompts: list[str], lengths: list[int], num_clients: int):
+async def ask(port: int, model: str, prompts: list[str], lengths: list[int], num_clients: int, body: dict):
     """All answers, `None` for one that failed, and the seconds each took, `num_clients` requests at a time."""
     url = f"http://localhost:{port}/v1"
     turn = asyncio.Semaphore(num_clients)
@@ -70,8 +84,9 @@ async def ask(port: int, model: str, prompts: list[str], lengths: list[int], num
     async def one(prompt: str, length: int):
         async with turn:
             start = time.perf_counter()
+            settings = {"max_tokens": length, "temperature": 0, "extra_body": body}
             try:
-                answer = await client.completions.create(model=model, prompt=prompt, max_tokens=length, temperature=0)
+                answer = await client.completions.create(model=model, prompt=prompt, **settings)
             except OpenAIError:
                 return None, time.perf_counter() - start
             return answer, time.perf_counter() - start
@@ -80,7 +95,7 @@ async def ask(port: int, model: str, prompts: list[str], lengths: list[int], num
         return await asyncio.gather(*(one(*job) for job in zip(prompts, lengths, strict=True)))
 
 
-def alone(model: str, prompts: list[str], lengths: list[int]) -> list[str]:
+def alone(model: str, prompts: list[str], lengths: list[int], grammar: dict | None) -> list[str]:
     """What plain `generate` gives for each prompt."""
     target, tokenizer = (
         AutoModelForCausalLM.from_pretrained(model, dtype="float32"),
@@ -89,7 +104,11 @@ def alone(model: str, prompts: list[str], lengths: list[int]) -> list[str]:
     texts = {}
     for prompt, length in set(zip(prompts, lengths, strict=True)):
         inputs = tokenizer(prompt, return_tensors="pt")
-        out = target.generate(**inputs, do_sample=False, max_new_tokens=length)
+        keywords = {"do_sample": False, "max_new_tokens": length}
+        if grammar is None:
+            out = target.generate(**inputs, **keywords)
+        else:
+            out = hs.generate(target, **inputs, **keywords, grammar=grammar, tokenizer=tokenizer, draft_model=None)
         texts[prompt, length] = tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     return [texts[job] for job in zip(prompts, lengths, strict=True)]
 
@@ -100,11 +119,18 @@ def main(
     clients: Annotated[int, typer.Option(help="Requests under way at a time.")] = 32,
     requests: Annotated[int, typer.Option(help="Requests in all.")] = 128,
     max_tokens: Annotated[int, typer.Option(help="Tokens of the longest answers.")] = 64,
+    schema: Annotated[bool, typer.Option(help="Ask for JSON of a schema, which `transformers serve` cannot.")] = False,
 ):
     """Print requests per second, tokens per second, latency, errors and equality of each server."""
     if not model:
-        pair = hf_speculative.embedded.FOLDER
-        model, draft_model = str(pair / "target"), str(pair / "draft")
+        model, draft_model = str(FOLDER / "target"), str(FOLDER / "draft")
+    elif model in EXAMPLES:
+        model = place_of_example(model)
+    body = (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "file", "schema": SCHEMA}}}
+        if schema
+        else {}
+    )
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(requests)]
     lengths = [max(1, max_tokens >> (i % 3)) for i in range(requests)]
     common = [model, "--dtype", "float32"]
@@ -113,17 +139,19 @@ def main(
     commands |= {"hf-speculative serve, auto": ours}
     if draft_model:
         commands |= {"hf-speculative serve, draft": [*ours, "--draft-model", draft_model]}
-    expected = alone(model, prompts, lengths)
+    if schema:
+        del commands[TRANSFORMERS]
+    expected = alone(model, prompts, lengths, SCHEMA if schema else None)
     table = Table(title=f"{requests} requests of up to {max_tokens} tokens")
     for heading in ("server", "clients", "seconds", "tokens/s", "median s a request", "errors", "equal to generate"):
         table.add_column(heading, justify="left" if heading == "server" else "right")
     for name, command in commands.items():
         with served(command) as port:
             asked = model if name == TRANSFORMERS else NAME
-            asyncio.run(ask(port, asked, prompts[:4], lengths[:4], 2))
+            asyncio.run(ask(port, asked, prompts[:4], lengths[:4], 2, body))
             for num_clients in (1, clients):
                 start = time.perf_counter()
-                replies = asyncio.run(ask(port, asked, prompts, lengths, num_clients))
+                replies = asyncio.run(ask(port, asked, prompts, lengths, num_clients, body))
                 seconds = time.perf_counter() - start
                 found = [answer and answer.choices[0].text for answer, _ in replies]
                 num_tokens = sum(answer.usage.completion_tokens for answer, _ in replies if answer)

@@ -6,13 +6,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.request import Request, urlopen
 
 import torch
 from filelock import FileLock
-from huggingface_hub import hf_hub_download, try_to_load_from_cache
-from huggingface_hub.constants import HF_HOME
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from huggingface_hub import hf_hub_url, try_to_load_from_cache
+from huggingface_hub.constants import HF_HOME, HF_HUB_OFFLINE
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from ..models.loading import load_model
 from ..names import EXAMPLES
@@ -68,11 +69,14 @@ def place_of_example(name: str) -> str:
 
 
 def _is_reachable() -> bool:
-    try:
-        hf_hub_download(REPOSITORY, "config.json", etag_timeout=PATIENCE)
-    except (HfHubHTTPError, LocalEntryNotFoundError):
+    # The standard library asks once: a download of the Hub's would try for half a minute, and say so each time.
+    if HF_HUB_OFFLINE:
         return False
-    return True
+    try:
+        with urlopen(Request(hf_hub_url(REPOSITORY, "config.json"), method="HEAD"), timeout=PATIENCE):
+            return True
+    except OSError:
+        return False
 
 
 def _dequantise(folder: Path) -> None:
@@ -96,13 +100,13 @@ def _dequantise(folder: Path) -> None:
 
 
 def _convert(source: Path, folder: Path) -> None:
+    # Not by `from_pretrained`, which needs accelerate and gives a config that says "quantised".
     place, kwargs = str(source.parent), {"gguf_file": source.name}
-    read = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **kwargs)
-    config = read.config
-    del config.quantization_config  # else the copy would be taken for a quantised one, which cannot be saved
-    model = type(read)(config)
-    model.load_state_dict(read.state_dict())
-    model.generation_config = read.generation_config
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(place, **kwargs), dtype=torch.float32)
+    weights = load_gguf_checkpoint(str(source), return_tensors=True, model_to_load=model)["tensors"]
+    lacking = set(model.load_state_dict(weights, strict=False).missing_keys) - set(model.all_tied_weights_keys)
+    if lacking:
+        raise ValueError(f"{source} lacks {', '.join(sorted(lacking))}. Install it anew: {INSTALL}")
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(place, **kwargs).save_pretrained(folder)
 

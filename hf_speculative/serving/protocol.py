@@ -96,11 +96,35 @@ class Sampling(Checked):
         return None
 
 
+class JsonSchema(Checked):
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class ResponseFormat(Checked):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def grammar(self) -> dict[str, Any] | None:
+        """The JSON schema of answers."""
+        if self.type == "json_schema":
+            if self.json_schema is None:
+                raise BadRequest("`response_format` names no `json_schema`", "response_format")
+            schema = self.json_schema.schema_
+            if schema.get("type") == "structural_tag" or "grammars" in schema:  # which grammars of other kinds have
+                raise BadRequest("`response_format`: its `schema` is no JSON schema.", "response_format")
+            return schema
+        return {"type": "object"} if self.type == "json_object" else None
+
+
 class Completion(Sampling):
     """`/v1/completions`"""
 
     prompt: Annotated[list[str | list[TokenId]], BeforeValidator(_prompts), Field(min_length=1)]
     logprobs: int | None = Field(None, ge=0, le=20)
+    response_format: ResponseFormat | None = None  # vLLM's field
     echo: bool | None = None
     best_of: Literal[1] | None = None
     suffix: Literal[""] | None = None
@@ -141,29 +165,6 @@ class NamedTool(Checked):
 
 
 Choice = Literal["none", "auto", "required"] | NamedTool | None
-
-
-class JsonSchema(Checked):
-    name: str | None = None
-    description: str | None = None
-    strict: bool | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
-
-
-class ResponseFormat(Checked):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-    def grammar(self) -> dict[str, Any] | None:
-        """The JSON schema of answers."""
-        if self.type == "json_schema":
-            if self.json_schema is None:
-                raise BadRequest("`response_format` names no `json_schema`", "response_format")
-            schema = self.json_schema.schema_
-            if schema.get("type") == "structural_tag" or "grammars" in schema:  # which grammars of other kinds have
-                raise BadRequest("`response_format`: its `schema` is no JSON schema.", "response_format")
-            return schema
-        return {"type": "object"} if self.type == "json_object" else None
 
 
 class Message(BaseModel):

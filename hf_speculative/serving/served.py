@@ -124,10 +124,9 @@ class Served:
 
     def _grammar(self, body: Sampling) -> Any:
         """What answers keep to; `None`: nothing."""
-        if not isinstance(body, (Chat, Responses)):
-            return None
-        form = body.response_format.grammar() if body.response_format else None
-        of_tools = tools.grammar_of(body, tools.OPEN in self._template)
+        given = body.response_format  # type: ignore[attr-defined]
+        form = None if given is None else given.grammar()
+        of_tools = tools.grammar_of(body, tools.OPEN in self._template) if isinstance(body, WithTools) else None
         if form is not None and of_tools is not None:
             raise BadRequest("a form of the answer and tools that are kept to exclude each other: send one of them.")
         grammar = form if of_tools is None else of_tools

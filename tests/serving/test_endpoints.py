@@ -157,6 +157,9 @@ def test_a_form_is_kept_to(openai):
     text = {"format": {"type": "json_schema", "name": "x", "schema": TIGHT, "strict": True}}
     answer = openai.responses.create(model="tiny", input="hello", text=text, max_output_tokens=60)
     assert json.loads(answer.output_text) == {"a": "b"} and answer.status == "completed"
+    of_text = {"max_tokens": 60, "extra_body": {"response_format": form}}
+    answer = openai.completions.create(model="tiny", prompt="hello", **of_text)
+    assert json.loads(answer.choices[0].text) == {"a": "b"}
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])
