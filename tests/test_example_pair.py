@@ -5,9 +5,12 @@ import functools
 import hashlib
 import os
 import sys
+from unittest.mock import Mock
+from urllib.error import URLError
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import hf_speculative as hs
 from hf_speculative.embedded import examples
@@ -77,6 +80,14 @@ def test_neither_hub_nor_package(package, monkeypatch):
         hs.example_pair("gpt5")
 
 
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_the_hub_is_asked_once(is_offline, monkeypatch):
+    asks = Mock(side_effect=URLError("no network"))
+    monkeypatch.setattr(examples, "urlopen", asks)
+    monkeypatch.setattr(examples, "HF_HUB_OFFLINE", is_offline)
+    assert not examples._is_reachable() and asks.call_count == (not is_offline)
+
+
 @pytest.fixture(scope="module")
 def pair():
     try:
@@ -110,6 +121,14 @@ def answers(pair, model, first, size, is_sampled, **more):
     how = {"do_sample": True, "temperature": 0.8, "top_p": 0.95} if is_sampled else {"do_sample": False}
     torch.manual_seed(first)
     return model.generate(**asked(pair[2], QUESTIONS[:NUM_QUESTIONS][first : first + size]), **how, **more).tolist()
+
+
+@pytest.mark.real
+def test_weights_of_the_package_need_no_accelerate(pair, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.modeling_utils.is_accelerate_available", lambda: False)
+    examples._convert(examples._file(), tmp_path / "smollm2")
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "smollm2").state_dict()
+    assert all(torch.equal(value, found[name]) for name, value in pair[0].state_dict().items())
 
 
 @pytest.mark.real
