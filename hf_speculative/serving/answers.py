@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..call.statistics import RowStatistics
 from .logprobs import Logprob
-from .protocol import Sampling
+from .protocol import Sampling, StreamOptions
 from .replies import Event, Part, Reply
 
 
@@ -114,13 +114,13 @@ class Answer:
 
     def chunks(self, event: Event, replies: Sequence[Reply], is_last: bool) -> Iterator[str]:
         """The chunks of an event; `is_last`: it ends the last reply."""
-        reply = event.reply
-        yield from (self._chunk([choice]) for choice in self._deltas(reply, event.parts, event.logprobs))
+        reply, options = event.reply, self.body.stream_options or StreamOptions()
+        so_far = {"usage": usage_of(replies)} if options.continuous_usage_stats else {}
+        yield from (self._chunk([choice], so_far) for choice in self._deltas(reply, event.parts, event.logprobs))
         if event.is_end:
-            asks_usage = self.body.stream_options is not None and self.body.stream_options.include_usage
             counts = metrics_of(replies) if is_last else {}
-            yield self._chunk([self._end(reply)], {} if asks_usage else counts)
-            if is_last and asks_usage:
+            yield self._chunk([self._end(reply)], so_far if options.include_usage else so_far | counts)
+            if is_last and options.include_usage:
                 yield self._chunk([], {"usage": usage_of(replies)} | counts)
             if is_last:
                 yield "data: [DONE]\n\n"

@@ -63,6 +63,7 @@ class Checked(BaseModel):
 
 class StreamOptions(Checked):
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's field
     include_obfuscation: Literal[False] | None = None
 
 

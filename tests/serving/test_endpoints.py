@@ -129,6 +129,10 @@ def test_usage_of_a_stream_comes_where_it_is_asked_for(client):
     for chunk in [*chunks, last]:
         ChatCompletionChunk.model_validate(chunk)
     assert not any("usage" in chunk for chunk in streamed(client, "chat/completions", body | {"stream_options": None}))
+    body["stream_options"]["continuous_usage_stats"] = True  # as guidellm asks
+    _, *chunks = streamed(client, "chat/completions", body)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[0] > 0 and counts[-1] == 4
 
 
 @pytest.mark.parametrize("flags", [{"do_sample": False}, {"do_sample": True, "temperature": 0.8, "top_p": 0.9}])
