@@ -6,6 +6,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.nothing import Nothing
+from ..hf_compat import CACHE_ARGUMENTS
 from ..models import is_tested_multimodal
 from ..models.execution import has_compiled_passes
 from ..schedules import Constant
@@ -29,7 +30,7 @@ TAKEN = {
     "tokenizer",
 }
 #: inputs of models of images or recordings that are none
-NO_MEDIA = {"inputs_embeds", "position_ids", "past_key_values", "labels"}
+NO_MEDIA = {"inputs_embeds", "position_ids", *CACHE_ARGUMENTS, "labels"}
 
 
 def on_own_passes(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
-from ..hf_compat import attention_name, set_attention_name
+from ..hf_compat import CACHE, attention_name, set_attention_name
 from ..hf_compat import layers as modules
 from .draft_ids import over_target
 from .eagle3_config import Eagle3Config
@@ -136,7 +136,7 @@ class Eagle3Model(PreTrainedModel):
                 attention_mask=mask,
                 position_ids=position_ids,
                 position_embeddings=position_embeddings,
-                past_key_values=past_key_values,
+                **{CACHE: past_key_values},
                 **kwargs,
             )
         return self.norm(states) if self.config.norm_output else states

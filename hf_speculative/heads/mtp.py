@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, Cache, PreTrainedConfig, PreTrainedModel
 
-from ..hf_compat import attention_name, set_attention_name
+from ..hf_compat import CACHE, attention_name, set_attention_name
 from .eagle3_config import SpeculatorsConfig
 from .layout import Layout
 
@@ -101,7 +101,7 @@ class MtpHead(PreTrainedModel):
             attention_mask=attention_mask,
             position_ids=position_ids,
             position_embeddings=self.rotary_emb(hidden, position_ids),
-            past_key_values=past_key_values,
+            **{CACHE: past_key_values},
             **kwargs,
         )
         return layer.final_layernorm(outputs[0] if isinstance(outputs, tuple) else outputs)

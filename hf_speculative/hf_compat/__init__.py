@@ -5,6 +5,7 @@ classes of Trainer in `training.py`, those of files in `compiled.py`.
 """
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,11 +26,17 @@ from transformers.utils import output_capturing as output_capturing
 
 #: a context without modes of torch's dispatcher, such as fake tensors
 without_modes = _disable_current_modes
-#: keywords under which models take a cache
-CACHE_ARGUMENTS = tuple(ALL_CACHE_NAMES)
+#: keywords under which models take a cache; transformers' own take it under the first, "cache" since 5.24
+CACHE_ARGUMENTS = tuple(dict.fromkeys((*ALL_CACHE_NAMES, "past_key_values")))
+CACHE = CACHE_ARGUMENTS[0]
 
 
 # ---- generate
+
+
+def cache_argument(kwargs: Mapping[str, Any]) -> str:
+    """The keyword of the cache among `kwargs`, or those that a model takes."""
+    return next((name for name in CACHE_ARGUMENTS if kwargs.get(name) is not None), CACHE)
 
 
 def pad_token(config: GenerationConfig) -> Tensor | None:

@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.utils import ModelOutput
 
-from ..hf_compat import CACHE_ARGUMENTS
+from ..hf_compat import CACHE_ARGUMENTS, cache_argument
 from ..types import Batch
 from .prompt import Prompt
 from .rollback import copy_of
@@ -30,11 +30,6 @@ from .shallow import duplicate
 TEXT_INPUTS = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "labels", *CACHE_ARGUMENTS}
 #: inputs with the type of each column of the prompt, 0 for text
 TOKEN_TYPES = {"token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"}
-
-
-def cache_argument(kwargs: Mapping[str, Any]) -> str:
-    """The keyword of the cache among `kwargs`, or those that a model takes."""
-    return next((name for name in CACHE_ARGUMENTS if kwargs.get(name) is not None), "past_key_values")
 
 
 @dataclass(frozen=True)
@@ -214,7 +209,7 @@ def note_positions(twin: PreTrainedModel, model: PreTrainedModel) -> None:
 
 def _accepted(draft: PreTrainedModel, call: dict[str, Any]) -> dict[str, Any]:
     """The inputs of `call` that the draft accepts as well: images, features, masks."""
-    own = {"inputs", "inputs_embeds", "position_ids", "past_key_values", "use_cache", "decoder_input_ids", "labels"}
+    own = {"inputs", "inputs_embeds", "position_ids", *CACHE_ARGUMENTS, "use_cache", "decoder_input_ids", "labels"}
     names = inspect.signature(draft.forward).parameters.keys() - own - vars(GenerationConfig()).keys()
     return {name: value for name, value in call.items() if name in names and value is not None}
 

@@ -1,12 +1,13 @@
 """Which slots of a ragged cache each query sees."""
 
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import CacheLayerMixin, DynamicCache, PreTrainedModel
 
-from ..hf_compat import attention_name
+from ..hf_compat import attention_name, cache_argument
 from ..types import Tree
 from .ragged_cache import RaggedCache
 
@@ -78,7 +79,7 @@ class AttentionLayers:
         self.windows = [self.window if "sliding" in kind else None for kind in kinds]
         self.num_states: list[int] = []
         self.attends: list[bool] = []
-        self.are_recurrent = is_recurrent(model)
+        self.are_recurrent, self.cache_name = is_recurrent(model), cache_argument(signature(model.forward).parameters)
         if self.are_recurrent:
             layers = DynamicCache(config=self.config).layers
             self.num_states = [getattr(layer, "number_of_states", 0) for layer in layers]

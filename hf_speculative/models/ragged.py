@@ -19,7 +19,6 @@ from . import pool
 from .alone import read_alone
 from .attention import takes_masks, with_folded_attention
 from .cached_model import device_of, last_id, reads_length
-from .inputs import cache_argument
 from .masks import AttentionLayers, Nodes, nodes_of
 from .ragged_cache import RaggedLayer
 from .stepped import with_stepped_mixers
@@ -42,9 +41,7 @@ class RaggedModel(CachedModel):
         self.cache = self.layers.new_cache()
         self.reset()
         self.device, self.dtype = device_of(model), model.dtype
-        accepted = inspect.signature(model.forward).parameters
-        self.accepts_logits_to_keep = "logits_to_keep" in accepted
-        self.cache_name = cache_argument(accepted)
+        self.accepts_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def reset(self) -> None:
         if self.cache.num_rows or not self.cache.capacity:
@@ -104,7 +101,7 @@ class RaggedModel(CachedModel):
             attention_mask=attention_mask,
             use_cache=True,
             return_dict=True,
-            **{self.cache_name: self.cache},
+            **{self.layers.cache_name: self.cache},
             **places,
             **keep,
         )

@@ -92,7 +92,7 @@ def ragged_pass(
         input_ids=input_ids,
         attention_mask=prepared(layers.masks(queries, cache, dtype, nodes)),
         position_ids=torch.minimum(nodes.positions(queries), bounds[1]),
-        past_key_values=cache,
+        **{layers.cache_name: cache},
         use_cache=True,
         return_dict=True,
         **asked,

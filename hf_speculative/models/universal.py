@@ -14,11 +14,11 @@ from torch.nn import functional
 from transformers import CacheLayerMixin, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ..hf_compat import prefill, updated_kwargs
+from ..hf_compat import cache_argument, prefill, updated_kwargs
 from ..interfaces import CachedModel
 from ..types import Batch, uploaded
 from .cached_model import device_of, image_layers, last_id, num_cached_of_image
-from .inputs import Inputs, cache_argument, note_positions, text_inputs
+from .inputs import Inputs, note_positions, text_inputs
 from .masks import is_recurrent
 from .rollback import Crop, Snapshot, rewinder
 from .shallow import install_capturing_hooks

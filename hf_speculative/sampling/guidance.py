@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, UnbatchedClassifierFreeGuidanceLogitsProcessor
 
+from ..hf_compat import CACHE
 from ..models import Inputs, UniversalModel
 from ..types import Batch, uploaded
 
@@ -49,7 +50,7 @@ class Guidance:
         mask = torch.ones_like(prompt) if mask is None else mask.expand_as(prompt)
         kwargs = {
             "attention_mask": mask,
-            "past_key_values": DynamicCache(config=self.model.config.get_text_config(decoder=True)),
+            CACHE: DynamicCache(config=self.model.config.get_text_config(decoder=True)),
             "use_cache": True,
         }
         self.batch = Batch(prompt, [0] * len(batch.rows), batch.max_length + prompt.shape[1])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from ..hf_compat import CACHE
 from ..models import device_of
 
 #: positions of a prompt in one pass
@@ -38,6 +39,6 @@ def logprobs_of_prompt(model: PreTrainedModel, prompt: Sequence[int], num_top: i
     for start in range(0, len(prompt) - 1, CHUNK):
         following = prompt[start + 1 : start + 1 + CHUNK]
         columns = ids[:, start : start + len(following)]
-        logits = model(input_ids=columns, past_key_values=cache, use_cache=True).logits[0]
+        logits = model(input_ids=columns, **{CACHE: cache}, use_cache=True).logits[0]
         found += logprobs_of(logits, following, num_top)
     return found

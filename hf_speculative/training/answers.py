@@ -21,8 +21,8 @@ from ..reports import files
 from .sampling_params import SamplingParams
 from .settings import Settings
 
-#: answers of a part, by rows that run together
-PART = 8
+#: rows that run together, at least, and the answers of a part by rows
+ROWS, PART = 16, 8
 #: settings that answers depend on
 OF_ANSWERS = ("use", "max_new_tokens", "answers_per_prompt", "seed", "batch_size")
 KEPT = "the answers before are kept, and the same call goes on once there is room"
@@ -83,7 +83,7 @@ def answer(
     is_over: Callable[[], bool] = lambda: False,
     keywords: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Add the answers that a journal lacks. Texts themselves draft, so that this is faster than plain decoding.
+    """Add the answers that a journal lacks. Greedy ones are drafted from the texts themselves.
 
     Args:
         prompts: ids by index in the data set.
@@ -94,16 +94,17 @@ def answer(
         is_over: asked before each part and after each answer, once there are `settings.batch_size`: what is missing stays so.
         keywords: more of `generate`: which tokens end an answer.
     """
-    (rank, count), batch_size, found = share, settings.batch_size, read_answers(path, header)
+    (rank, count), least, found = share, settings.batch_size, read_answers(path, header)
+    num_rows = max(ROWS, least)
     keys = [(index, sample) for sample in range(settings.answers_per_prompt) for index in prompts][rank::count]
     num_done = sum(key in found for key in keys)
     watch(num_done, len(keys))
     # Written anew, without what a kill left of a last line.
     files.write(path, "".join([json.dumps(header) + "\n", *(_line(key, ids) for key, ids in found.items())]))
     with path.open("ab", buffering=0) as file:
-        for first in range(0, len(keys), PART * batch_size):
-            part = keys[first : first + PART * batch_size]
-            if num_done >= batch_size and is_over():
+        for first in range(0, len(keys), PART * num_rows):
+            part = keys[first : first + PART * num_rows]
+            if num_done >= least and is_over():
                 return
             if all(key in found for key in part):
                 continue
@@ -111,7 +112,7 @@ def answer(
             completions = generate_batches(
                 target,
                 [prompts[index] for index, _ in part],
-                batch_size=batch_size,
+                batch_size=num_rows,
                 max_new_tokens=settings.max_new_tokens,
                 **how_drafted(target, settings.use),
                 **settings.use.generate_kwargs,
@@ -125,12 +126,12 @@ def answer(
                     files.append(file, _line(key, completion.new_ids), KEPT)
                     num_done += 1
                     watch(num_done, len(keys))
-                    if num_done >= batch_size and is_over():
+                    if num_done >= least and is_over():
                         return
 
 
 def how_drafted(target: PreTrainedModel, use: SamplingParams) -> dict[str, Any]:
     """Keywords of drafting whose texts do not depend on draft lengths, which follow the clock."""
-    if target.dtype != torch.float32:  # rounding depends on the width of a pass
-        return {"draft_model": None}
-    return {"draft_model": "auto"} | ({} if use.temperature == 0 else {"reproducible": True})
+    # In half precision rounding depends on the width of a pass. Samples would need `reproducible`, whose noise is drawn for all
+    # rows of a window: with a large vocabulary, most of the time.
+    return {"draft_model": "auto" if use.temperature == 0 and target.dtype == torch.float32 else None}
