@@ -33,9 +33,9 @@ def test_a_prepared_call(model):
     call = {"max_new_tokens": 2, "pad_token_id": 7, "custom_generate": hook}
     model.generate(ids, **call)
     assert hf_compat.pad_token(hook.call_args.kwargs["generation_config"]).item() == 7
-    assert not hf_compat.is_given_by_user(hook.call_args.kwargs.get("past_key_values"))
-    model.generate(ids, past_key_values=model(ids[:, :2], use_cache=True).past_key_values, **call)
-    assert hf_compat.is_given_by_user(hook.call_args.kwargs["past_key_values"])
+    assert not hf_compat.is_given_by_user(hook.call_args.kwargs.get(hf_compat.CACHE))
+    model.generate(ids, **{hf_compat.CACHE: model(ids[:, :2], use_cache=True).past_key_values}, **call)
+    assert hf_compat.is_given_by_user(hook.call_args.kwargs[hf_compat.CACHE])
 
 
 def test_columns_of_a_static_mask():
@@ -55,13 +55,13 @@ def test_a_loop_of_ones_own(model):
 
 
 def test_the_prompts_pass_and_the_next_keywords(model):
-    assert "past_key_values" in hf_compat.CACHE_ARGUMENTS
+    assert {"past_key_values", hf_compat.CACHE} <= {*hf_compat.CACHE_ARGUMENTS}
     ids = torch.tensor([[3, 4]])
     kwargs = {"attention_mask": torch.ones_like(ids), "use_cache": True}
     with torch.no_grad():
         outputs = hf_compat.prefill(model, ids, GenerationConfig(), dict(kwargs))
     after = hf_compat.updated_kwargs(model, outputs, kwargs, is_encoder_decoder=False)
-    assert after["attention_mask"].shape == (1, 3) and after["past_key_values"].get_seq_length() == 2
+    assert after["attention_mask"].shape == (1, 3) and after[hf_compat.CACHE].get_seq_length() == 2
 
 
 def test_outside_of_modes_of_the_dispatcher():

@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from ..hf_compat import pad_token
+from ..hf_compat import CACHE, pad_token
 from ..interfaces import CachedModel, Stopping
 from ..models import Inputs
 from ..types import Round
@@ -118,10 +118,10 @@ class Output(Rows):
         return torch.cat([self.input_ids, new.view(len(new), -1)], 1)
 
     def as_dict(
-        self, inputs: Inputs, past_key_values, statistics: Statistics
+        self, inputs: Inputs, cache, statistics: Statistics
     ) -> GenerateSpeculativeOutput | GenerateSpeculativeEncoderDecoderOutput:
         """The output under `return_dict_in_generate=True`."""
-        fields: dict[str, Any] = {"sequences": self.sequences(), "past_key_values": past_key_values}
+        fields: dict[str, Any] = {"sequences": self.sequences(), CACHE: cache}
         fields |= {name: self._steps(name) for name in self.kept}
         fields |= {name: self._layers(name) for name in self.kept_layers}
         kind: type = GenerateSpeculativeOutput

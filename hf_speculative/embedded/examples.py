@@ -13,8 +13,8 @@ from filelock import FileLock
 from huggingface_hub import hf_hub_url, try_to_load_from_cache
 from huggingface_hub.constants import HF_HOME, HF_HUB_OFFLINE
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+from ..hf_compat import load_gguf_checkpoint
 from ..models.loading import load_model
 from ..names import EXAMPLES
 

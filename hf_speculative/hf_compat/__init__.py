@@ -21,6 +21,7 @@ from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.initialization import no_init_weights as no_init_weights
 from transformers.integrations.sdpa_attention import sdpa_attention_forward as sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask as sdpa_mask
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint as load_gguf_checkpoint
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as ALL_ATTENTION_FUNCTIONS
 from transformers.utils import output_capturing as output_capturing
 

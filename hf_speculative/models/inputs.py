@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any

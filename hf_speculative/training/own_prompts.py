@@ -54,7 +54,7 @@ def write_prompts(
         is_over: asked after each batch, once there are two prompts or more.
 
     Raises:
-        ValueError: the target writes nothing that can be used, or its chat template takes no user.
+        ValueError: the target writes nothing that can be used, or its chat template takes no user; the file is another one.
     """
     opening, is_chat = _opening(target, tokenizer)
     found, num_prompts, num_idle = _read(path), settings.num_prompts, 0
@@ -111,5 +111,8 @@ def _text(row: list[int], tokenizer: PreTrainedTokenizerBase, is_chat: bool) -> 
 def _read(path: Path) -> dict[str, None]:
     if not path.exists():
         return {}
-    with path.open(encoding="utf-8") as lines:
-        return dict.fromkeys(json.loads(line)["prompt"] for line in lines)
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return dict.fromkeys(json.loads(line)["prompt"] for line in lines)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} holds other prompts than the target's own: give them as `data`.") from error

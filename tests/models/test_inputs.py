@@ -12,6 +12,7 @@ from transformers import (
 )
 
 import hf_speculative as hs
+from hf_speculative.hf_compat import CACHE
 from hf_speculative.models import Inputs, inputs_for_draft
 from tests.architectures.check import build, prompts
 from tests.support import tiny
@@ -61,7 +62,7 @@ def test_all_outputs_are_those_of_plain_generate(kind):
     expected = model.generate(**inputs(batch_size), **settings)
     found = hs.generate(model, **inputs(batch_size), **settings, draft_model=tiny.noisy_copy(model))
     assert found.keys() == expected.keys() and found.statistics.num_draft_tokens > 0
-    for name in expected.keys() - {"past_key_values"}:
+    for name in expected.keys() - {CACHE}:
         same(found[name], expected[name])
     caches = [getattr(out.past_key_values, "self_attention_cache", out.past_key_values) for out in (found, expected)]
     for ours, theirs in zip(*(cache.layers for cache in caches), strict=True):

@@ -8,6 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, BartConfig, BartForConditionalGeneration
 
 from hf_speculative import models
+from hf_speculative.hf_compat import CACHE
 from hf_speculative.models import choose, probe, verified_types
 from hf_speculative.models import sharding as ranks
 from hf_speculative.models.probe import fits_ragged
@@ -40,11 +41,9 @@ def test_the_probe_sees_wrong_logits(monkeypatch):
     monkeypatch.setattr(verified_types, "TESTED_TYPES", frozenset())
     original = model.forward
 
-    def shifted(*args, position_ids, past_key_values, **kwargs):
-        is_verifying = position_ids.shape[1] > 1 and past_key_values.get_seq_length() > 0
-        return original(
-            *args, position_ids=position_ids // (1 + is_verifying), past_key_values=past_key_values, **kwargs
-        )
+    def shifted(*args, position_ids, **kwargs):
+        is_verifying = position_ids.shape[1] > 1 and kwargs[CACHE].get_seq_length() > 0
+        return original(*args, position_ids=position_ids // (1 + is_verifying), **kwargs)
 
     shifted.__signature__ = inspect.signature(original)
     assert fits_ragged(tiny.llama())

@@ -16,6 +16,7 @@ from transformers import (
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
+from hf_speculative.hf_compat import CACHE
 from hf_speculative.models import Inputs, UniversalModel, choose, probe
 from hf_speculative.models.rollback import Crop, Snapshot
 from hf_speculative.types import Batch
@@ -141,7 +142,7 @@ def test_a_wrong_cache_is_found_out(monkeypatch):
     original = model.forward
 
     def forgetful(*args, input_ids=None, attention_mask=None, **kwargs):
-        if kwargs["past_key_values"].get_seq_length() and input_ids.shape[1] > 1:
+        if kwargs[CACHE].get_seq_length() and input_ids.shape[1] > 1:
             attention_mask = torch.cat([torch.zeros_like(attention_mask[:, :3]), attention_mask[:, 3:]], 1)
         return original(*args, input_ids=input_ids, attention_mask=attention_mask, **kwargs)
 

@@ -8,6 +8,7 @@ import random
 import torch
 
 import hf_speculative as hs
+from hf_speculative.hf_compat import CACHE
 from hf_speculative.models import RaggedModel
 from hf_speculative.types import Batch, Tree, along_path
 from tests.support import tiny
@@ -127,7 +128,7 @@ def plain_logits(model, ids: list[int]) -> torch.Tensor:
     step, past = 1 if sees_later else len(ids), None
     for begin in range(0, len(ids), step):
         own = {"position_ids": torch.arange(begin, begin + step)[None]} if takes_positions else {}
-        output = model(torch.tensor([ids[begin : begin + step]]), past_key_values=past, use_cache=True, **own)
+        output = model(torch.tensor([ids[begin : begin + step]]), use_cache=True, **{CACHE: past}, **own)
         past = output.past_key_values
     return output.logits[0, -1]
 

@@ -45,6 +45,13 @@ def test_a_stopped_call_goes_on_where_it_was(pair, tmp_path):
     assert lines(parts) == lines(whole) and lines(parts)[: len(first)] == first
 
 
+@pytest.mark.parametrize("line", ['{"prompt": [{"role": "user"}]}', '{"text": "x"}', "[]", "x"])
+def test_a_file_of_other_prompts_is_refused(line, pair, tmp_path):
+    (tmp_path / "p.jsonl").write_text(line + "\n")
+    with pytest.raises(ValueError, match=r"p.jsonl holds other prompts than the target's own: give them as `data`"):
+        write_prompts(*pair, tmp_path / "p.jsonl", num(3))
+
+
 def test_a_chat_model_writes_turns_of_its_user(pair, tmp_path, monkeypatch):
     target, tokenizer = pair[0], hs.embedded_pair()[2]
     tokenizer.chat_template = TEMPLATE
