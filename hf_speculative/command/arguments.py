@@ -68,7 +68,9 @@ def _drafting(name: str, several: bool) -> inspect.Parameter:
     kind: Any = ROWS[name].type.written_as
     several = several and kind is not bool
     help = help_line(name, "Repeat the option for several." if several else None)
-    flags = (f"--{name.replace('_', '-')}",)  # alone, without its --no- for a flag
+    flag = name.replace("_", "-")
+    # A flag stands alone, unless it has a word beside yes and no, which is the default.
+    flags = (f"--{flag}" if getattr(ROWS[name].type, "word", None) is None else f"--{flag}/--no-{flag}",)
     about = About(help, flags, least=getattr(ROWS[name].type, "minimum", None), panel="Drafting")
     return parameter(name, list[kind] | None if several else kind | None, None, about)  # type: ignore[valid-type]
 

@@ -87,6 +87,7 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
         name = settings.name or (model.rstrip("/").split("/")[-1] if model else "embedded")
         engine = None
         if choose(target).name == "ragged":
+            attach(target, draft, optimize=drafts.get("optimize"))  # its passes are the fastest that are safe
             engine = Engine(
                 target,
                 max_lanes=settings.max_lanes,

@@ -5,6 +5,7 @@ requests wait.
 """
 
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,6 +30,7 @@ from ..call.statistics import RowStatistics
 from ..interfaces import CachedModel, Drafter
 from ..loop import speculate
 from ..models import Inputs, choose, device_of, fits_trees, max_positions_of, modes_of_a_call, num_logits
+from ..models.execution import note_decoded
 from ..types import Batch, Round
 from ..verification import SampledVerification
 from . import media
@@ -269,6 +271,7 @@ class Engine:
         learned = Learned(self.options, model, inputs, [])
         schedule = PerRequestRoom(learned.timed(make_schedule(self.options, target.max_columns)), running)
         schedule.begin(batch, learned.costs)
+        learned.start(schedule)
         drafter.may_branch = drafter.branches and target.takes_trees and fits_trees(model)
         drafter.follow(target)
         drafter.begin(batch, sampler)
@@ -282,7 +285,7 @@ class Engine:
 
         choose_shape()
         rule, stopping = SampledVerification(), PerRequestStopping(running)
-        rounds = speculate(batch, target, drafter, rule, schedule, sampler, stopping)
+        rounds, start = speculate(batch, target, drafter, rule, schedule, sampler, stopping), time.perf_counter()
         try:
             for round in rounds:
                 self._deliver(round, drafter)
@@ -291,6 +294,8 @@ class Engine:
                 choose_shape()
         finally:
             rounds.close()
+            learned.keep(schedule)
+            note_decoded((model, self.options.source.draft_model), time.perf_counter() - start)
             target.release()
             drafter.release()
 

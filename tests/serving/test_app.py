@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -13,9 +14,11 @@ import torch
 import uvicorn
 from fastapi.testclient import TestClient
 
+from hf_speculative.call.attached import attached_to
 from hf_speculative.serving import guard, patience
 from hf_speculative.serving.app import build_app
 from tests.support import tiny, tongues
+from tests.support.command import run_command
 from tests.support.served import PATIENCE, TEMPLATE, alone, running, streamed
 
 JSON = {"content-type": "application/json"}
@@ -345,3 +348,15 @@ def test_a_client_that_leaves_gives_its_lane_back(stream, address, target, engin
         hook.remove()
     engine.close(timeout=PATIENCE)
     assert engine.ended == {"abort": 1} and engine.statistics.num_new_tokens < 90
+
+
+@pytest.mark.parametrize("given, optimize", [([], "auto"), (["--no-optimize"], False)])
+def test_the_command_serves_an_attached_model(given, optimize, monkeypatch):
+    """Else its passes would be those of a model that nobody has attached: the slowest."""
+    built = Mock()
+    monkeypatch.setattr("hf_speculative.serving.app.build_app", built)
+    monkeypatch.setattr(uvicorn, "run", Mock())
+    run_command("serve", *given)
+    (model, _, _, engine), _ = built.call_args
+    assert attached_to(model)[1].optimize == engine.options.config.optimize == optimize
+    engine.close()
