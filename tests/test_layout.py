@@ -81,8 +81,7 @@ def test_public_names_are_listed_and_documented():
 
 
 def test_models_are_loaded_in_one_place():
-    """There their files are held to fill their class. MTP layers are a part of a checkpoint that is loaded already, and a GGUF
-    file is read once, to be written as a folder."""
+    """There their files are held to fill their class. MTP layers are a part of a checkpoint that is loaded already."""
     places = set()
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -93,7 +92,6 @@ def test_models_are_loaded_in_one_place():
         ("loading.py", "auto_class"),
         ("layout.py", "kind"),
         ("mtp.py", "_mtp_class()"),
-        ("examples.py", "AutoModelForCausalLM"),
     }
 
 
