@@ -20,16 +20,17 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedM
 from transformers.utils import logging
 
 from .call import checks
-from .call.attached import Attached, attached_to, plain_generate_of
+from .call.attached import Attached, attached_to, plain_generate_of, use_kernel_of
 from .call.configuration import SpeculativeConfig
 from .call.decoding import CannotRefill, SpeculativeDecoding
 from .call.generation_settings import with_settings
 from .call.option_types import WholeNumber
-from .call.plain import NO_DRAFT
+from .call.options import without_draft
 from .call.preparation import prepare, with_stop_strings
 from .call.prompts import check_prompts, padded, prompt_ids, settings_of_requests, settings_of_rows
 from .call.statistics import RowStatistics, Statistics
 from .distributed.synced_gpus import in_step, models_in_step
+from .drafting.nothing import Nothing
 from .hf_compat import ContinuousMixin, GenerationOutput, RequestStatus
 from .models import device_of, modes_of_a_call, without_dropout
 from .sampling.copying import clone
@@ -128,9 +129,12 @@ class _Run:
             raise ValueError("`grammar` lists several, and prompts are read as they come: give one for all of them.")
         own = {name: kwargs.pop(name) for name in ("pad_token_id", "return_dict_in_generate")}
         kwargs, self.plain_generate = with_settings(model, kwargs, own), plain_generate_of(model)
+        use_kernel_of(model, kwargs)
         options = prepare(model, kwargs, draft, config)
         if options is None:
-            options = prepare(model, kwargs | NO_DRAFT, None, None)
+            options = prepare(
+                model, kwargs | {"draft_model": Nothing()}, None, without_draft(config or SpeculativeConfig())
+            )
         assert options is not None
         self.kwargs = with_stop_strings(model, options)
         self.options = replace(options, rows_at_once=batch_size)

@@ -17,7 +17,16 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from .batches import AttachedBatch, plain_manager
 from .call import checks
-from .call.attached import Attached, attached_to, bind, decode, own_generate, plain_generate_of
+from .call.attached import (
+    Attached,
+    attached_to,
+    bind,
+    decode,
+    goes_on_plainly,
+    own_generate,
+    plain_generate_of,
+    use_kernel_of,
+)
 from .call.configuration import SpeculativeConfig
 from .call.decoding import SpeculativeDecoding
 from .call.option_table import CALL, DRAFTS, documented
@@ -76,6 +85,7 @@ def generate_rounds(model, **generate_kwargs) -> Generator[tuple[Round, Statisti
     model = checks.unwrap(model, "model")
     plain_generate = plain_generate_of(model)
     options, kwargs = checked(model, plain_generate, generate_kwargs, *attached_to(model))
+    use_kernel_of(model, generate_kwargs)
     if options is None:
         raise ValueError("nothing asks for a draft: give `draft_model=`, 'auto' if you have none.")
     draft, decode = options.source.draft_model, SpeculativeDecoding(options).rounds
@@ -142,8 +152,8 @@ def attach(
     draft = load_draft(draft_model, target)
     checks.check_model(target, "model")
     if draft is not None:
-        own, _ = DRAFTS.split(draft)
-        settings = vars(config) if own is None else {}  # what a model needs beside, a call may bring
+        drafter, _ = DRAFTS.split(draft)
+        settings = vars(config) if drafter is None else {}  # what a model needs beside, a call may bring
         checks.check_source(source_of("draft_model", draft, settings), target)
     if existing is not None:
         existing.drop_kernel()
@@ -184,7 +194,7 @@ def _patched(original):
     @functools.wraps(original)
     def generate(self, *args, **kwargs):
         patches = _patches[-1:]  # at once, since other threads may undo theirs
-        if kwargs.get("custom_generate") is not None or not patches:
+        if kwargs.get("custom_generate") is not None or not patches or goes_on_plainly.get() is self:
             return original(self, *args, **kwargs)
         plain_generate = original.__get__(self)
         kwargs = bind(plain_generate, args, kwargs)

@@ -10,6 +10,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 import hf_speculative as hs
 from hf_speculative.drafting import StringMatch, TokenIntersection, mtp
 from hf_speculative.models import EarlyExitModel, RaggedModel
+from hf_speculative.models.linears import num_by_kernel
 from hf_speculative.types import Batch
 from tests.architectures.check import build
 from tests.support import distributions, tied, tiny, tongues
@@ -185,6 +186,21 @@ def test_reproducible_sampling_equals_plain_on_each_window(target, draft, batch_
     set_seed(3)
     found = refilled(target, batch_size=batch_size, window=8, draft_model=draft, reproducible=True, **kwargs)
     assert found == rows and torch.rand(1) == after
+
+
+def test_what_is_attached_holds_without_a_draft(draft):
+    """The seed's tokens, the kernel of `optimize`."""
+    settings = {"do_sample": True, "temperature": 0.8, "max_new_tokens": 12, "pad_token_id": 0}
+    model = tiny.llama()
+    torch.manual_seed(5)
+    plain = model.generate(torch.tensor(PROMPTS[:1]), **settings)[0, len(PROMPTS[0]) :].tolist()
+    hs.attach(model, draft, reproducible=True)
+    torch.manual_seed(5)
+    assert refilled(model, PROMPTS[:1], draft_model=None, **settings, eos_token_id=None) == [plain]
+    off = hs.SpeculativeConfig(optimize=False)
+    for config in (off, None, off):
+        refilled(model, PROMPTS[:1], max_new_tokens=2, speculative_config=config)
+        assert not (config and num_by_kernel(model))
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 import asyncio
 import copy
+import gc
 import threading
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -39,6 +41,27 @@ def test_calls_of_the_model(attached):
     for model in (attached, around):
         assert speculates(lambda model=model: model.generate(input_ids=IDS, **GREEDY))
         assert speculates(lambda model=model: model.generate_batch(IDS.tolist(), CONFIG))
+
+
+def test_no_draft_is_none_under_a_patch(attached):
+    class Mixed(hs.SpeculativeGenerationMixin, LlamaForCausalLM): ...
+
+    plain, mixed = tiny.llama(), Mixed(attached.config).eval()
+    with hs.patch_transformers("recycling"), hs.record() as stats:
+        hs.generate(plain, IDS, draft_model=None, **GREEDY)
+        for model in (attached, mixed):
+            model.generate(IDS, draft_model=None, **GREEDY)
+    assert not stats.num_calls
+
+
+def test_detach_lets_drafts_go_that_were_loaded_by_name(tmp_path):
+    model = tiny.llama()
+    tiny.noisy_copy(model).save_pretrained(tmp_path)
+    draft = weakref.ref(hs.attach(model, str(tmp_path)).generate.draft_model)
+    assert draft() is not None
+    hs.detach(model)
+    gc.collect()
+    assert draft() is None
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
+from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -29,6 +31,12 @@ def attached_to(model) -> tuple[Any, SpeculativeConfig | None]:
     """The draft, as `load_draft` returns it, and the settings that `attach` gave a model; `(None, None)` without."""
     attached = own_generate(model)
     return (attached.draft_model, attached.config) if isinstance(attached, Attached) else (None, None)
+
+
+def use_kernel_of(model, kwargs: Mapping[str, Any]) -> None:
+    """Let an attached model multiply as a call with these keywords says."""
+    if isinstance(attached := own_generate(model), Attached):
+        attached.use_kernel(kwargs.get("speculative_config"))
 
 
 class Attached:
@@ -88,7 +96,7 @@ def decode(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, a
     if options is None:
         options, prepared = on_own_passes(model, plain_generate, kwargs, attached_config)
     if options is None:
-        return plain_generate(**kwargs)
+        return _plainly(model, plain_generate, kwargs)
     decoding = SpeculativeDecoding(options, rows_go_on=True, is_plain=is_plain)
     try:
         with modes_of_a_call(model, options.source.draft_model):
@@ -97,7 +105,19 @@ def decode(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, a
         if not is_plain:
             warnings.warn(f"nothing is drafted in this call: {error.__cause__}", stacklevel=3)
             kwargs |= {name: options[name] for name in ("streamer", "synced_gpus") if options[name] is not None}
+        return _plainly(model, plain_generate, kwargs)
+
+
+#: the model whose call goes on without a draft, whatever a patch of transformers says
+goes_on_plainly: ContextVar[Any] = ContextVar("goes_on_plainly", default=None)
+
+
+def _plainly(model, plain_generate, kwargs: dict[str, Any]):
+    token = goes_on_plainly.set(model)
+    try:
         return plain_generate(**kwargs)
+    finally:
+        goes_on_plainly.reset(token)
 
 
 def bind(generate, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:

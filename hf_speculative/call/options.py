@@ -115,6 +115,8 @@ class _Call:
         if source.num_draft_tokens is not None:
             why = f"beside `{source.argument}`, which says how many tokens to draft: leave one of them out"
             self.refuse(LENGTH_OPTIONS[:2], why)
+        if not source.ends_early:
+            self.refuse(["assistant_confidence_threshold"], f"on drafts by `{source.name}`: leave it out")
 
 
 def configured(name: str, configs: Iterable[GenerationConfig]) -> Any:
@@ -140,7 +142,7 @@ def read_options(model, kwargs: dict, attached_draft, attached_config: Speculati
         call.refuse([n for n in refused if n not in kept], "without a draft: give `draft_model=`, or leave it out")
         if not is_bitwise:
             return None
-        argument, value, attached = "draft_model", Nothing(), _without_draft(attached_config)
+        argument, value, attached = "draft_model", Nothing(), without_draft(attached_config)
     if call.others.pop("custom_generate", None) is not None:
         raise ValueError("`custom_generate` and a draft are two decoding methods for one call: give one of them.")
     check_settings(call.others, call.configs)
@@ -158,10 +160,9 @@ def read_options(model, kwargs: dict, attached_draft, attached_config: Speculati
     values = {option.name: _value(option, config, call.given, levels) for option in OPTIONS if not option.is_source}
     in_call = frozenset(call.said)
     source = sources.source_of(argument, first_given(draft, value), values | {"in_call": in_call})
-    source = sources.with_forced_tokens(source, grammar is not None)
     call.refuse_for(source, config)
     return Options(
-        source=source.for_model(target),
+        source=sources.with_forced_tokens(source.for_model(target), grammar is not None),
         config=config,
         values=values,
         in_call=in_call,
@@ -195,7 +196,7 @@ def _source(
     return *next(((name, value) for name, value in found.items() if value is not None), default), attached
 
 
-def _without_draft(attached: SpeculativeConfig) -> SpeculativeConfig:
+def without_draft(attached: SpeculativeConfig) -> SpeculativeConfig:
     """Attached settings for rounds in which nothing is drafted, bit for bit as in those that draft."""
     of_drafts = dict.fromkeys([*sources.SETTINGS_OF_ONE, "num_draft_tokens"])
     return replace(attached, **of_drafts | {"schedule": Constant(0)})
@@ -247,9 +248,11 @@ def check_names(model, names: Iterable[str]) -> None:
             raise TypeError(reason)
 
 
-def plain_kwargs(model, kwargs: dict[str, Any]) -> dict[str, Any]:
+def plain_kwargs(model, kwargs: dict[str, Any], attached: SpeculativeConfig | None = None) -> dict[str, Any]:
     """The keywords of a call without a draft for transformers' `generate`."""
     plain = {n: value for n, value in kwargs.items() if n not in IN_CALL or ROWS[n].without_draft == HANDED_ON}
+    if attached is not None and attached.tokenizer is not None:
+        plain.setdefault("tokenizer", attached.tokenizer)
     grammar = checked("grammar", plain.pop("grammar", None))
     plain = with_grammar(unwrap(model, "model"), plain, grammar, plain.get("tokenizer"))
     configs = generation_configs(model, kwargs)

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
@@ -13,6 +12,7 @@ from ..distributed.synced_gpus import check_synced, models_in_step
 from ..drafting.tables import Tables, TablesSource, holds_tables
 from ..models import device_of
 from ..models.loading import load_model
+from ..models.model_state import loaded_for
 from . import checks, input_checks
 from .configuration import Options, SpeculativeConfig
 from .generation_settings import setting_of, with_settings
@@ -27,7 +27,7 @@ def checked(model, plain_generate, kwargs: dict, attached_draft, attached_config
     input_checks.check_ids(kwargs)
     options = prepare(model, kwargs, attached_draft, attached_config)
     if options is None:
-        return None, plain_kwargs(model, kwargs)
+        return None, plain_kwargs(model, kwargs, attached_config)
     input_checks.check_inputs(options, checks.unwrap(model, "model"))
     return options, _healed(model, plain_generate, with_stop_strings(model, options), options)
 
@@ -95,13 +95,10 @@ def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> 
     return with_settings(model, kwargs | prompt, {"token_healing": False})
 
 
-_loaded: WeakKeyDictionary[PreTrainedModel, dict[str, Any]] = WeakKeyDictionary()
-
-
 def load_draft(draft_model, target: PreTrainedModel) -> Any:
     """Check the `draft_model` of a call or of `attach`, and load it if it is a name.
 
-    A name is loaded once per target, with its dtype and on its device.
+    A name is loaded once per target, with its dtype, and follows it to its device.
     """
     draft_model = checked_option("draft_model", draft_model)
     draft, methods = DRAFTS.split(draft_model)
@@ -116,7 +113,7 @@ def load_draft(draft_model, target: PreTrainedModel) -> Any:
 
 
 def _loaded_by_name(name: str, target: PreTrainedModel) -> PreTrainedModel | TablesSource:
-    drafts = _loaded.setdefault(target, {})
+    drafts = loaded_for(target)
     if name not in drafts and holds_tables(name):
         drafts[name] = TablesSource(Tables.load(Path(name)))
     if name not in drafts:
@@ -126,5 +123,6 @@ def _loaded_by_name(name: str, target: PreTrainedModel) -> PreTrainedModel | Tab
             meant = close_to(name, DRAFTS.methods)
             hint = f" Did you mean {meant!r}?" if meant else ""
             raise ValueError(f"`draft_model={name!r}` cannot be loaded: {error}{hint}") from error
-        drafts[name] = loaded.to(device_of(target))
-    return drafts[name]
+        drafts[name] = loaded
+    draft, device = drafts[name], device_of(target)
+    return draft.to(device) if isinstance(draft, PreTrainedModel) and device_of(draft) != device else draft

@@ -1,7 +1,7 @@
 """Acceptance statistics of guesses by kind of evidence."""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 
 #: weights, in guesses, of the prior of a kind, and of the rate of all rows as the prior of a row
 PRIOR_WEIGHT, ROW_WEIGHT = 4.0, 8.0
@@ -24,6 +24,11 @@ class Chances:
     def begin(self) -> None:
         """Another call: its rows are others."""
         self.of_row.clear()
+
+    def forget_all_but(self, rows: Iterable[int]) -> None:
+        """These rows alone go on: a server's call has no end."""
+        for row in self.of_row.keys() - {*rows}:
+            del self.of_row[row]
 
     def of(self, row: int, kind: Hashable) -> float:
         """The chance that a guess of this kind is right in this row of the call."""

@@ -6,7 +6,6 @@ target. All layers keep the entry that goes back to the target's state t in slot
 """
 
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from transformers import PreTrainedModel, __version__
@@ -15,6 +14,7 @@ from ..hf_compat import project_to_logits
 from ..interfaces import Drafter
 from ..models import LAYER_TYPES, AttentionLayers, RaggedCache, exchanged, fed_slots, with_folded_attention
 from ..models.checks import OTHERWISE
+from ..models.model_state import loaded_for
 from ..models.shallow import decoder_layers
 from ..types import Batch
 from .autoregressive import HeadDrafter
@@ -158,7 +158,7 @@ class MtpSource(DraftSource):
                 f"`use_mtp=True`: {name} has MTP layers of type {', '.join(sorted(kinds - LAYER_TYPES))}, whose state cannot "
                 f"be rolled back: {OTHERWISE}."
             )
-        if model not in _heads and not model.config.name_or_path:
+        if mtp_heads not in loaded_for(model) and not model.config.name_or_path:
             raise ValueError(
                 f"`use_mtp=True`: this {name} does not come from a checkpoint, which holds the MTP layers: load it by "
                 "`from_pretrained`, or leave it out for plain decoding."
@@ -175,16 +175,23 @@ class MtpSource(DraftSource):
         return Mtp(mtp_heads(call.model))
 
 
-_heads: WeakKeyDictionary[PreTrainedModel, PreTrainedModel] = WeakKeyDictionary()
-
-
 def mtp_heads(model: PreTrainedModel) -> PreTrainedModel:
-    """The MTP layers of the model's checkpoint, loaded once a model, beside its last layer."""
-    if model not in _heads:
+    """The MTP layers of the model's checkpoint, loaded once a model, beside its last layer.
+
+    Raises:
+        ValueError: the checkpoint has none, of which it is asked once.
+    """
+    kept = loaded_for(model)
+    if mtp_heads not in kept:
         layers = model.get_submodule(decoder_layers(model) or "model.layers")
         device = next(layers[-1].parameters()).device
-        _heads[model] = _mtp_class().from_pretrained(model, device_map={"": device}).eval()
-    return _heads[model]
+        try:
+            kept[mtp_heads] = _mtp_class().from_pretrained(model, device_map={"": device}).eval()
+        except (OSError, RuntimeError) as error:  # a config names them, and fine-tuning has left them out
+            kept[mtp_heads] = f"`use_mtp=True`: the MTP layers of the checkpoint cannot be loaded: {error} {OTHERWISE}."
+    if isinstance(found := kept[mtp_heads], str):
+        raise ValueError(found)
+    return found
 
 
 def _mtp_class():

@@ -62,6 +62,7 @@ class DraftSource:
         writes_target: its draft steps write into the target's own cache.
         needs_ragged: it runs the target's layers or reads their keys and values, so that these have to lie in the ragged cache.
         cost_key: what the costs of its rounds depend on beside models, batch and sampling.
+        ends_early: a confidence threshold may end its drafts.
         most_tokens: of the drafts among which the schedule "adaptive" chooses.
     """
 
@@ -71,6 +72,7 @@ class DraftSource:
     has_own_passes: ClassVar[bool] = False
     writes_target: ClassVar[bool] = False
     needs_ragged: ClassVar[bool] = False
+    ends_early: ClassVar[bool] = True
     reads_states: bool = False
     most_tokens: ClassVar[int] = DEFAULT_MAX_DRAFT_TOKENS
     draft_model: PreTrainedModel | None = None

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
-from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..interfaces import Schedule
 from ..models import num_logits
-from ..models.model_state import kept_with
+from ..models.model_state import kept_with, loaded_for
 from ..names import AND
 from ..schedules import BestNodes
 from ..tokenizers.loading import tokenizer_of
@@ -34,7 +33,7 @@ UNBOUNDED = 2**31 - 1
 class GuessingSource(DraftSource):
     """Guesses that cost no pass, grown to trees. What is learned about them is kept with the model."""
 
-    most_tokens = 64
+    most_tokens, ends_early = 64, False
 
     @classmethod
     def takes(cls, value) -> bool:
@@ -65,7 +64,6 @@ class TextSource(GuessingSource):
     corpus: Corpus | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
     suffix_decoding_max_cached_requests: int | None = None
-    in_call: Collection[str] = ()
 
     def __post_init__(self):
         max_requests = self.suffix_decoding_max_cached_requests
@@ -97,7 +95,7 @@ class TextSource(GuessingSource):
             if not isinstance(part, (str, os.PathLike)):
                 kind = type(part).__name__
                 raise TypeError(f"`corpus` holds an object of type {kind}: give texts, and paths as pathlib.Path.")
-        corpora = _corpora.setdefault(model, {})
+        corpora = loaded_for(model)
         if parts not in corpora:
             corpora[parts] = self._read(parts, model)
         return corpora[parts]
@@ -112,9 +110,6 @@ class TextSource(GuessingSource):
         store.add_files(*files)
         store.add_texts(texts)
         return store
-
-
-_corpora: WeakKeyDictionary[PreTrainedModel, dict[tuple, SuffixStore]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -136,11 +131,6 @@ def recycling_of(model: PreTrainedModel) -> Recycling:
 class SuffixSource(TextSource):
     method = "suffix"
 
-    def __post_init__(self):
-        super().__post_init__()
-        if "assistant_confidence_threshold" in self.in_call:
-            raise ValueError("`assistant_confidence_threshold` has no effect on `draft_model='suffix'`: leave it out.")
-
     def proposers(self, model: PreTrainedModel) -> list[Proposer]:
         return self.copies(model, max_factor=MAX_FACTOR, min_share=MIN_SHARE)
 
@@ -156,6 +146,8 @@ class AutoSource(TextSource):
         return (cls.method,)
 
     def for_model(self, model: PreTrainedModel) -> DraftSource:
+        if self.corpus is not None or self.suffix_decoding_max_cached_requests is not None:
+            return self
         mtp = MtpSource(True)
         try:
             mtp.check(model)

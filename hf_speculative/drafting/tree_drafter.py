@@ -85,6 +85,7 @@ class TreeDrafter(Drafter):
         self._learn_successors()
         self.lengths = [len(text) for text in batch.history]
         self.forced.begin_round(batch)
+        self.chances.forget_all_but(batch.rows)
         rooms = zip(num_tokens, batch.rooms, strict=True)
         self.grown = [self._grow(lane, batch, num, min(self.max_depth, room)) for lane, (num, room) in enumerate(rooms)]
         return self.grown

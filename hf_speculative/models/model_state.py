@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
+_loaded: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Any]] = WeakKeyDictionary()
 _kept: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Any]] = WeakKeyDictionary()
 
 
@@ -15,9 +16,15 @@ def kept_with(model: PreTrainedModel) -> dict[Hashable, Any]:
     return _kept.setdefault(model, {})
 
 
+def loaded_for(model: PreTrainedModel) -> dict[Hashable, Any]:
+    """Models and texts that were loaded to draft for the model, which no text changes."""
+    return _loaded.setdefault(model, {})
+
+
 def forget(model: PreTrainedModel) -> None:
-    """Drop all state kept with the model."""
+    """Drop all state kept with the model, and what was loaded for it."""
     _kept.pop(model, None)
+    _loaded.pop(model, None)
 
 
 @contextmanager

@@ -21,3 +21,4 @@ class Heuristic(Schedule):
             if drafted:
                 step = 2 if accepted == drafted else -1
                 self.num_tokens[row] = max(1, self.num_draft_tokens(row) + step)
+        self.num_tokens = {row: num for row, num in self.num_tokens.items() if row in round.rows}

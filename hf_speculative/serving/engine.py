@@ -17,16 +17,17 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..batches import NO_DRAFT
 from ..call import checks
 from ..call.attached import attached_to
-from ..call.configuration import Options
+from ..call.configuration import Options, SpeculativeConfig
 from ..call.generation_settings import setting_of
 from ..call.learned import Learned
 from ..call.option_types import WholeNumber
+from ..call.options import without_draft
 from ..call.parts import make_schedule, target_and_drafter
 from ..call.preparation import prepare
 from ..call.statistics import RowStatistics
+from ..drafting.nothing import Nothing
 from ..interfaces import CachedModel, Drafter
 from ..loop import speculate
 from ..models import Inputs, choose, device_of, fits_trees, max_positions_of, modes_of_a_call, num_logits
@@ -111,9 +112,12 @@ class Engine:
 
     def _options(self, kwargs: dict[str, Any], tokenizer) -> Options:
         options = prepare(self.model, dict(kwargs), *attached_to(self.model))
-        options = options or prepare(self.model, dict(NO_DRAFT), None, None)
+        if options is None:
+            config = attached_to(self.model)[1] or SpeculativeConfig()
+            options = prepare(self.model, kwargs | {"draft_model": Nothing()}, None, without_draft(config))
         assert options is not None
-        config = options.config
+        # A request's tokens do not depend on draft lengths, which may follow the clock.
+        config = replace(options.config, reproducible=options.config.reproducible or True)
         if options.is_bitwise:
             config = replace(config, lanes=max(self.max_lanes, config.lanes or 0))
         return replace(options, config=replace(config, tokenizer=config.tokenizer or tokenizer))

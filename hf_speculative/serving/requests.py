@@ -89,7 +89,7 @@ class Request:
         own.tokens, own.rows = batch.tokens[lane : lane + 1, pad:], [0]
         own.lengths, own.host_lengths = batch.lengths[lane : lane + 1] - pad, [batch.host_lengths[lane] - pad]
         own.padding, own.host_padding = torch.zeros_like(own.lengths), [0]
-        own.history, own.waiting = [batch.history[lane]], None
+        own.history, own.waiting, own.ends = [batch.history[lane]], None, frozenset(self.stopping.eos)
         if batch.tree is not None:
             own.tree = Tree(batch.tree.parents[lane : lane + 1], batch.tree.depth)
         own.path = own.host_path = None
@@ -150,7 +150,7 @@ def prepare_request(
             raise processors.memories.lookahead_unsupported_reason
         generator = torch.Generator(input_ids.device)
         generator.manual_seed(generator.seed() if seed is None else seed)
-        config = replace(options.config, reproducible=options.config.reproducible or True, generator=generator)
+        config = replace(options.config, generator=generator)
         batch = Batch(input_ids, [0], wanted)
         sampler = make_sampler(config, model, batch, processors, generation_config)
         sampler.keeps_draft_probs = False

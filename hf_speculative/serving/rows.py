@@ -52,6 +52,10 @@ class Rows(Batch):
         rows = zip(self.rows, self.history, strict=True)
         return [[] if row in self.with_media else list(text) for row, text in rows]
 
+    @property
+    def rooms(self) -> list[int]:
+        return [max(0, self.max_length - len(text) - 1) for text in self.history]
+
     refills = True  # requests end on their own, and others come at any time
 
     def newcomers(self, num_rows: int) -> Batch | None:

@@ -265,7 +265,8 @@ class Draft:
         """`probs` with a one-hot distribution written out, as wide and of the type of `like`."""
         if self.probs is None:
             return torch.zeros_like(like[:, : self.width]).scatter_(2, self.tokens[..., None], 1.0)
-        return functional.pad(self.probs, (0, like.shape[2] - self.probs.shape[2]))
+        more = like.shape[2] - self.probs.shape[2]
+        return functional.pad(self.probs, (0, more)) if more else self.probs  # else a copy of all of it
 
 
 def along_path(draft: Draft, verdict: Verdict, *of_positions: Tensor) -> tuple[Draft, Verdict, tuple[Tensor, ...]]:

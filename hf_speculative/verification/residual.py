@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ..interfaces import Sampler
 from ..types import Draft, Verdict
@@ -25,7 +24,7 @@ def draw_next_token(
     """
     rows = torch.arange(len(num_accepted), device=num_accepted.device)
     bonus = target_probs[rows, num_accepted]
-    left_over = functional.pad(residual, (0, 0, 0, 1))[rows, num_accepted]
+    left_over = residual[rows, num_accepted.clamp(max=residual.shape[1] - 1)]  # of no use where all were kept
     keep_bonus = (num_accepted == draft.num_tokens) | (left_over.sum(-1) == 0)
     next_token = sampler.categorical(torch.where(keep_bonus[:, None], bonus, left_over)[:, None])[:, 0]
     return Verdict(num_accepted, next_token, acceptance_prob)

@@ -146,7 +146,7 @@ def test_a_corpus(target, tmp_path, kind):
         ({"corpus": ["a text"]}, ValueError, "no tokenizer beside the model"),
         ({"corpus": ["a"], "suffix_decoding_max_cached_requests": 3}, ValueError, "=3` has no effect beside `corpus`"),
         ({"prompt_lookup_num_tokens": 3}, ValueError, "`draft_model` and `prompt_lookup_num_tokens` are two sources"),
-        ({"assistant_confidence_threshold": 0.3}, ValueError, "assistant_confidence_threshold` has no effect"),
+        ({"assistant_confidence_threshold": 0.3}, ValueError, "assistant_confidence_threshold=0.3` has no effect"),
     ],
 )
 def test_settings_of_the_method(target, settings, error, message):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import hf_speculative as hs
 from hf_speculative.call.sources import source_of
@@ -159,6 +160,24 @@ def test_mtp_layers_come_first(target, monkeypatch):
     assert source.for_model(target) is source
     monkeypatch.setattr(MtpSource, "check", lambda self, model: None)
     assert isinstance(source.for_model(target), MtpSource)
+
+
+def test_mtp_layers_that_the_checkpoint_lacks(tmp_path):
+    """Of types whose config names some by default: a fine-tune saves none, and is asked for them once."""
+    model = build("causal", "glm4_moe")
+    model.config.num_mtp_layers = 1  # as the type's config has it
+    model.save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    agrees(model, tiny.prompts(1) | {"max_new_tokens": 8, "do_sample": False}, draft_model="auto")
+    with pytest.raises(ValueError, match="`use_mtp=True`: the MTP layers of the checkpoint cannot be loaded"):
+        MtpSource(True).check(model)
+    assert not source_of("draft_model", "auto", {"corpus": "x"}).for_model(model).runs_target
+
+
+@pytest.mark.parametrize("method", ["auto", "recycling", "ngram", ["suffix", "recycling"]])
+def test_a_threshold_ends_no_guess_early(target, method):
+    with pytest.raises(ValueError, match=r"`assistant_confidence_threshold=0.4` has no effect on drafts by"):
+        hs.generate(target, **tiny.prompts(1), draft_model=method, assistant_confidence_threshold=0.4)
 
 
 def test_models_on_the_universal_path_get_chains():

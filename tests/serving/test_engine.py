@@ -3,6 +3,7 @@
 import copy
 import gc
 import threading
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hf_speculative.schedules import Costs
 from hf_speculative.serving.engine import Closed, QueueFull
 from hf_speculative.serving.parked import weights_of
 from hf_speculative.serving.requests import Request
+from hf_speculative.serving.rows import Rows
 from hf_speculative.types import Draft
 from tests.support import tiny
 from tests.support.execution import fix_costs
@@ -121,6 +123,24 @@ def test_a_cancelled_request_gives_its_lane_back(target):
         assert second.wait() == alone(target, [9], max_new_tokens=3)
         assert len(first.wait()) < 120 and waiting.wait() == []
         assert engine.ended["abort"] == 2
+
+
+def test_no_processor_is_asked_beyond_an_end(target):
+    """A draft may go on behind an end token, of which such a function knows nothing."""
+    known = alone(target, [5], max_new_tokens=12)
+    end = known.index(known[6])
+    trie = {(5, *known[:n]): known[n] for n in range(end + 1)}
+    settings = {"max_new_tokens": 12, "eos_token_id": known[6]}
+    with running(target, draft_model=copy.deepcopy(target), num_draft_tokens=4) as engine:
+        answer = submit(engine, [5], prefix_allowed_tokens_fn=lambda _, ids: [trie[tuple(ids.tolist())]], **settings)
+        assert answer.wait() == known[: end + 1]
+
+
+def test_padding_takes_no_room_of_a_draft(target):
+    requests = {row: Mock(ids=[5] * size, inputs=Mock(has_media=False)) for row, size in enumerate((40, 2))}
+    for request in requests.values():
+        request.inputs.input_ids.device = torch.device("cpu")
+    assert Rows(requests, 64, 0, Mock(), Mock()).rooms == [23, 61]
 
 
 class Remembers(LogitsProcessor):
