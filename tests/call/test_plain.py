@@ -85,3 +85,11 @@ def test_a_stream(attached, emulated):
     streamer = TextIteratorStreamer(tokenizer)
     found = attached.generate(**tiny.prompts(1), **GREEDY, draft_model=None, streamer=streamer)
     assert emulated.runs and "".join(streamer) == tokenizer.decode(found[0])
+
+
+def test_the_attached_tokenizer_serves_plain_calls_too():
+    model, draft, tokenizer = hs.embedded_pair()
+    hs.attach(model, draft, config=hs.SpeculativeConfig(tokenizer=tokenizer))
+    call = GREEDY | {"inputs": tokenizer("import os\n", return_tensors="pt").input_ids, "stop_strings": "\n"}
+    found = [model.generate(**call, **more).tolist() for more in ({}, {"draft_model": None})]
+    assert found[0] == found[1] and tokenizer.decode(found[0][0]).endswith("\n")
