@@ -30,7 +30,7 @@ class RowStatistics:
             rounds is the number of new tokens, always.
         num_spec_steps: rounds in which something was drafted.
         num_draft_tokens: tokens proposed.
-        num_rejections: steps that ended at a draft token the target refused.
+        num_rejections: steps that kept less than was drafted, without a stop in between; of trees, all that branched.
         num_accepted_draft_tokens: draft tokens kept. Where a stop cuts a block inside its accepted tokens, the last one kept
             counts as the round's own token.
         histogram: for each number of accepted tokens, how many speculative steps accepted as many.
@@ -59,7 +59,7 @@ class RowStatistics:
 
     @property
     def token_acceptance_rate(self) -> float:
-        """Chance that a draft token is accepted once reached: the papers' alpha, taken as equal for all."""
+        """Chance that a draft token is accepted once reached: the papers' alpha, taken as equal for all; of chains alone."""
         return _quotient(self.num_accepted_draft_tokens, self.num_accepted_draft_tokens + self.num_rejections)
 
     @property
