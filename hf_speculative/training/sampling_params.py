@@ -44,11 +44,13 @@ class SamplingParams:
         """Log-probabilities of the target's `logits (n, vocab)`, float32; -inf for what is cut off."""
         from transformers import TopKLogitsWarper, TopPLogitsWarper
 
+        from ..sampling.top_p import top_p
+
         scores = logits.float() / self.softness  # in the order in which transformers' `generate` has these
         if self.top_k > 0:
             scores = TopKLogitsWarper(self.top_k)(None, scores)  # type: ignore[arg-type]  # it does not read the text
         if self.top_p < 1:
-            scores = TopPLogitsWarper(self.top_p)(None, scores)  # type: ignore[arg-type]
+            scores = top_p(TopPLogitsWarper(self.top_p), scores)  # sorting would take most of a step
         return scores.log_softmax(-1)
 
     def of_draft(self, logits: "Tensor") -> "Tensor":

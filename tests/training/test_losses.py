@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from transformers import TopPLogitsWarper
 
 from hf_speculative.training import losses
 from hf_speculative.training.sampling_params import SamplingParams
@@ -60,6 +61,14 @@ def test_the_targets_distributions_are_those_of_generate(use, target):
     found = use.of_target(logits)
     assert torch.equal(found.isneginf(), expected.isneginf())
     torch.testing.assert_close(found.exp(), expected.exp(), atol=1e-5, rtol=1e-4)
+
+
+def test_top_p_sorts_no_large_vocabulary(monkeypatch):
+    """That was half of a step for 49,152 tokens."""
+    logits = 5 * torch.randn(4, 4096)
+    expected = TopPLogitsWarper(0.9)(None, logits).log_softmax(-1)
+    monkeypatch.setattr(torch, "sort", lambda *_, **__: pytest.fail("sorted"))
+    assert torch.equal(SamplingParams(top_p=0.9).of_target(logits), expected)
 
 
 @pytest.mark.parametrize(("name", "value"), [("temperature", -1), ("top_k", -2), ("top_p", 0)])
