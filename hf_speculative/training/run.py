@@ -194,21 +194,22 @@ class Run:
         self.most_draft_tokens = self.student.max_draft_tokens
         self.collator = Collator(self.tokenizer.pad_token_id or 0)
         if self.store is None:
-            self.teacher = Teacher(self.target, self.student.hidden_layers)
+            self.teacher: Teacher = Teacher(self.target, self.student.hidden_layers)
         else:
-            self.teacher = StoredTeacher(self.target, self.student.hidden_layers, Path(self.store))
-            self._record()
+            self.teacher = teacher = StoredTeacher(self.target, self.student.hidden_layers, Path(self.store))
+            self._record(teacher)
         trainer = self._trainer(1, 1)
         self.watch.part("timing a step")
         self.step_seconds = self.processes.gather([trainer.step_seconds(self.deadline.seconds)])[0]
 
-    def _record(self) -> None:
+    def _record(self, teacher: StoredTeacher) -> None:
         """Each process its share of the texts."""
         self.watch.part("recording the target")
         size, (rank, count) = self.settings.batch_size, (self.processes.rank, self.processes.count)
-        for first in range(rank * size, len(self.examples), count * size):
-            batch = self.collator(self.examples[first : first + size])
-            self.teacher(**{name: tensor.to(self.target.device) for name, tensor in batch.items()})
+        examples = sorted(self.examples, key=lambda example: example.num_tokens)  # little of a batch is padding
+        for first in range(rank * size, len(examples), count * size):
+            batch = self.collator(examples[first : first + size])
+            teacher.record(**{name: tensor.to(self.target.device) for name, tensor in batch.items()})
             self.watch.count(first, len(self.examples))
         self.processes.gather([])
 

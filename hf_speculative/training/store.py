@@ -6,6 +6,7 @@ again from it. Where a target does something with its logits after that layer, t
 
 import hashlib
 import json
+from inspect import signature
 from pathlib import Path
 
 import torch
@@ -35,21 +36,27 @@ class StoredTeacher(Teacher):
         with torch.no_grad():
             makes_logits = self.output is not None and torch.equal(self.output(found["last"]), found["logits"])
         self.names = ("states", "last" if makes_logits else "logits")
+        if makes_logits and "logits_to_keep" in signature(target.forward).parameters:
+            self.teacher.keywords = {"logits_to_keep": 1}  # none of them is read
         self.folder = folder / _digest(fingerprint(target), str(target.dtype), *layers)
         files.make_folder(f"`store={str(folder)!r}`", self.folder)
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> TeacherOutputs:
+        rows = [load_file(path, str(input_ids.device)) for path in self.record(input_ids, attention_mask, labels)]
+        read = {name: pad_sequence([row[name] for row in rows], batch_first=True) for name in self.names}
+        logits = read["logits"] if "logits" in read else self.output(read["last"])
+        return TeacherOutputs(input_ids, attention_mask, self.counted(labels), logits, read["states"])
+
+    def record(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> list[Path]:
+        """The files of these texts, which are written where they are missing."""
         texts = [ids[:n] for ids, n in zip(input_ids.tolist(), attention_mask.sum(1).tolist(), strict=True)]
         paths = [self.folder / f"{_digest(*ids)}.safetensors" for ids in texts]
         if not all(path.exists() for path in paths):
             found = self._computed(input_ids, attention_mask, labels)
             for row, (ids, path) in enumerate(zip(texts, paths, strict=True)):
                 files.write(path, save({name: found[name][row, : len(ids)].cpu().clone() for name in self.names}))
-        rows = [load_file(path, str(input_ids.device)) for path in paths]
-        read = {name: pad_sequence([row[name] for row in rows], batch_first=True) for name in self.names}
-        logits = read["logits"] if "logits" in read else self.output(read["last"])
-        return TeacherOutputs(input_ids, attention_mask, self.counted(labels), logits, read["states"])
+        return paths
 
     def _computed(self, *batch: Tensor) -> dict[str, Tensor]:
         """What the target makes of a batch, each `(rows, width, size)`; `last` is what its output layer reads."""

@@ -1,6 +1,9 @@
 """The target as a teacher: its distributions and hidden states, computed in process and kept for one step."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,9 +38,14 @@ class Teacher:
         target: left as it is, and in eval mode while it teaches.
         layers: indices into transformers' `hidden_states`: 0 is the embeddings.
 
+    Attributes:
+        keywords: more of the target's forward.
+
     Raises:
         ValueError: it gives no hidden states of such layers.
     """
+
+    keywords: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, target: PreTrainedModel, layers: tuple[int, ...] = ()):
         self.target, self.layers = target, layers
@@ -58,7 +66,7 @@ class Teacher:
         Args:
             labels: `(batch, length)`, the tokens of answers, -100 elsewhere.
         """
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False, **self.keywords}
         was_training = self.target.training
         self.target.eval()
         try:

@@ -1,6 +1,7 @@
 """A store of what the target makes of each text: the loss is that of a target that computes it."""
 
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from hf_speculative.training.examples import Collator
 from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.store import StoredTeacher
+from hf_speculative.training.teacher import Teacher
 from tests.support import lessons, tiny
 
 
@@ -32,7 +34,7 @@ def test_logits_are_kept_where_the_output_layer_alone_does_not_make_them(target,
         teacher, here = StoredTeacher(model, (), tmp_path), batch["attention_mask"] > 0
         assert teacher.names == ("states", kept)
         for _ in range(2):  # recorded, then read
-            expected = teacher.teacher(**batch).logits[here]
+            expected = Teacher(model)(**batch).logits[here]
             torch.testing.assert_close(teacher(**batch).logits[here], expected, atol=1e-5, rtol=0)
 
 
@@ -46,9 +48,13 @@ def test_what_is_there_is_used_and_what_is_missing_added(target, tmp_path):
         for examples in (data[1:3], data[3:5], data[:5]):
             teacher(**Collator()(examples))
     assert len(forwards.lengths) == 1, "of what is new"
+    output = Mock(side_effect=target.get_output_embeddings().forward)
+    with patch.object(target.get_output_embeddings(), "forward", output):
+        teacher.record(**Collator()(data[5:8]))
+    assert [call.args[0].shape[1] for call in output.call_args_list] == [1], "no logits are made for nothing"
     for model, layers in ((tiny.noisy_copy(target), (1, 2)), (target, (0, 2))):
         StoredTeacher(model, layers, tmp_path)(**Collator()(data[:4]))
-    assert len(list(tmp_path.rglob("*.*"))) == 5 + 4 + 4
+    assert len(list(tmp_path.rglob("*.*"))) == 8 + 4 + 4
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"`store=.*file'`: no folder can be made there"):
         StoredTeacher(target, (), tmp_path / "file")
