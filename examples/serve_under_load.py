@@ -142,7 +142,7 @@ def main(
     if schema:
         del commands[TRANSFORMERS]
     expected = alone(model, prompts, lengths, SCHEMA if schema else None)
-    table = Table(title=f"{requests} requests of up to {max_tokens} tokens")
+    table = Table(title=f"{requests} requests of up to {max_tokens} tokens" + ", JSON of a schema" * schema)
     for heading in ("server", "clients", "seconds", "tokens/s", "median s a request", "errors", "equal to generate"):
         table.add_column(heading, justify="left" if heading == "server" else "right")
     for name, command in commands.items():
@@ -165,7 +165,7 @@ def main(
                     str(found.count(None)),
                     f"{num_equal} of {requests}",
                 )
-    Console().print(table)
+    Console(width=max(100, Console().width)).print(table)
 
 
 if __name__ == "__main__":
