@@ -25,7 +25,9 @@ def test_they_are_those_of_torch(dtype, shape):
             expected = functional.linear(input.double(), weight.double(), None if one is None else one.double())
             found = native.linear(input, weight, one)
             assert found.dtype == dtype
-            torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=ROUNDING[dtype])
+            # Of more rows torch computes, and with AVX-512 in bfloat16 rounds before it adds the bias.
+            if input[..., 0].numel() <= WIDE or not found.equal(functional.linear(input, weight, one)):
+                torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=ROUNDING[dtype])
 
 
 @has_kernel
