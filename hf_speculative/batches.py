@@ -25,12 +25,10 @@ from .call.configuration import SpeculativeConfig
 from .call.decoding import CannotRefill, SpeculativeDecoding
 from .call.generation_settings import with_settings
 from .call.option_types import WholeNumber
-from .call.options import without_draft
-from .call.preparation import prepare, with_stop_strings
+from .call.preparation import prepare_rounds, with_stop_strings
 from .call.prompts import check_prompts, padded, prompt_ids, settings_of_requests, settings_of_rows
 from .call.statistics import RowStatistics, Statistics
 from .distributed.synced_gpus import in_step, models_in_step
-from .drafting.nothing import Nothing
 from .hf_compat import ContinuousMixin, GenerationOutput, RequestStatus
 from .models import device_of, modes_of_a_call, without_dropout
 from .sampling.copying import clone
@@ -130,12 +128,7 @@ class _Run:
         own = {name: kwargs.pop(name) for name in ("pad_token_id", "return_dict_in_generate")}
         kwargs, self.plain_generate = with_settings(model, kwargs, own), plain_generate_of(model)
         use_kernel_of(model, kwargs)
-        options = prepare(model, kwargs, draft, config)
-        if options is None:
-            options = prepare(
-                model, kwargs | {"draft_model": Nothing()}, None, without_draft(config or SpeculativeConfig())
-            )
-        assert options is not None
+        options = prepare_rounds(model, kwargs, draft, config)
         self.kwargs = with_stop_strings(model, options)
         self.options = replace(options, rows_at_once=batch_size)
         clone(list(self.kwargs.get("logits_processor") or []))  # what cannot be copied is refused now

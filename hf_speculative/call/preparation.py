@@ -9,6 +9,7 @@ import torch
 from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
 
 from ..distributed.synced_gpus import check_synced, models_in_step
+from ..drafting.nothing import Nothing
 from ..drafting.tables import Tables, TablesSource, holds_tables
 from ..models import device_of
 from ..models.loading import load_model
@@ -19,7 +20,7 @@ from .generation_settings import setting_of, with_settings
 from .option_table import DRAFTS
 from .option_table import checked as checked_option
 from .option_types import close_to
-from .options import check_names, plain_kwargs, read_options
+from .options import check_names, plain_kwargs, read_options, without_draft
 
 
 def checked(model, plain_generate, kwargs: dict, attached_draft, attached_config) -> tuple[Options | None, dict]:
@@ -49,6 +50,16 @@ def prepare(model, kwargs: dict[str, Any], attached_draft, attached_config) -> O
     source.check_ids(target)
     checks.warn_of_size(source, target)
     return _within_longest(options, target)
+
+
+def prepare_rounds(model, kwargs: dict[str, Any], attached_draft, attached_config) -> Options:
+    """The same for rounds of our own, in which nothing is drafted if nothing asks for a draft."""
+    options = prepare(model, kwargs, attached_draft, attached_config)
+    if options is None:
+        config = without_draft(attached_config or SpeculativeConfig())
+        options = prepare(model, kwargs | {"draft_model": Nothing()}, None, config)
+    assert options is not None
+    return options
 
 
 def _within_longest(options: Options, target: PreTrainedModel) -> Options:

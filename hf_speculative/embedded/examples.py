@@ -14,7 +14,7 @@ from huggingface_hub import hf_hub_url, try_to_load_from_cache
 from huggingface_hub.constants import HF_HOME, HF_HUB_OFFLINE
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..hf_compat import load_gguf_checkpoint
+from ..hf_compat import gguf_weights, tied_weights
 from ..models.loading import load_model
 from ..names import EXAMPLES
 
@@ -103,10 +103,9 @@ def _convert(source: Path, folder: Path) -> None:
     # Not by `from_pretrained`, which needs accelerate and gives a config that says "quantised".
     place, kwargs = str(source.parent), {"gguf_file": source.name}
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(place, **kwargs), dtype=torch.float32)
-    weights = load_gguf_checkpoint(str(source), return_tensors=True, model_to_load=model)["tensors"]
-    lacking = set(model.load_state_dict(weights, strict=False).missing_keys) - set(model.all_tied_weights_keys)
-    if lacking:
-        raise ValueError(f"{source} lacks {', '.join(sorted(lacking))}. Install it anew: {INSTALL}")
+    found = model.load_state_dict(gguf_weights(str(source), model), strict=False)
+    if lacking := {*found.missing_keys} - tied_weights(model):
+        raise ValueError(f"transformers reads no {', '.join(sorted(lacking))} from {source}: use another version.")
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(place, **kwargs).save_pretrained(folder)
 

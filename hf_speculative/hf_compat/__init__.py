@@ -21,7 +21,6 @@ from transformers.generation.utils import ALL_CACHE_NAMES
 from transformers.initialization import no_init_weights as no_init_weights
 from transformers.integrations.sdpa_attention import sdpa_attention_forward as sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask as sdpa_mask
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint as load_gguf_checkpoint
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as ALL_ATTENTION_FUNCTIONS
 from transformers.utils import output_capturing as output_capturing
 
@@ -107,6 +106,13 @@ def device_mesh(model: PreTrainedModel | None):
 
 def tensor_parallel_size(model: PreTrainedModel) -> int:
     return getattr(model, "_tp_size", None) or 1
+
+
+def gguf_weights(path: str, model: PreTrainedModel) -> dict[str, Tensor]:
+    """The dequantised weights of a GGUF file, under the names of `model`."""
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    return load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
 
 
 def tied_weights(model: PreTrainedModel) -> set[str]:

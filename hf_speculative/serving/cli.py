@@ -83,21 +83,20 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
         if model is not None:
             with naming("MODEL", model):
                 processor = AutoProcessor.from_pretrained(loadable(model), trust_remote_code=False)
-        drafts = drafting if draft is None else {"draft_model": draft} | drafting
         name = settings.name or (model.rstrip("/").split("/")[-1] if model else "embedded")
         engine = None
         if choose(target).name == "ragged":
-            attach(target, draft, optimize=drafts.get("optimize"))  # its passes are the fastest that are safe
+            attach(target, draft, optimize=drafting.get("optimize"))  # its passes are the fastest that are safe
             engine = Engine(
                 target,
                 max_lanes=settings.max_lanes,
                 max_waiting=settings.max_waiting,
                 max_length=settings.max_length,
                 tokenizer=getattr(processor, "tokenizer", processor),
-                **as_keywords({"draft_model": "auto"} | drafts),
+                **as_keywords(drafting),
             )
         else:
-            attach(target, drafts.pop("draft_model", None), config=SpeculativeConfig(**drafts))
+            attach(target, draft, config=SpeculativeConfig(**drafting))
         app = build_app(
             target,
             processor,

@@ -19,15 +19,13 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..call import checks
 from ..call.attached import attached_to
-from ..call.configuration import Options, SpeculativeConfig
+from ..call.configuration import Options
 from ..call.generation_settings import setting_of
 from ..call.learned import Learned
 from ..call.option_types import WholeNumber
-from ..call.options import without_draft
 from ..call.parts import make_schedule, target_and_drafter
-from ..call.preparation import prepare
+from ..call.preparation import prepare_rounds
 from ..call.statistics import RowStatistics
-from ..drafting.nothing import Nothing
 from ..interfaces import CachedModel, Drafter
 from ..loop import speculate
 from ..models import Inputs, choose, device_of, fits_trees, max_positions_of, modes_of_a_call, num_logits
@@ -111,11 +109,7 @@ class Engine:
         self._thread.start()
 
     def _options(self, kwargs: dict[str, Any], tokenizer) -> Options:
-        options = prepare(self.model, dict(kwargs), *attached_to(self.model))
-        if options is None:
-            config = attached_to(self.model)[1] or SpeculativeConfig()
-            options = prepare(self.model, kwargs | {"draft_model": Nothing()}, None, without_draft(config))
-        assert options is not None
+        options = prepare_rounds(self.model, dict(kwargs), *attached_to(self.model))
         # A request's tokens do not depend on draft lengths, which may follow the clock.
         config = replace(options.config, reproducible=options.config.reproducible or True)
         if options.is_bitwise:

@@ -350,8 +350,13 @@ def test_a_client_that_leaves_gives_its_lane_back(stream, address, target, engin
     assert engine.ended == {"abort": 1} and engine.statistics.num_new_tokens < 90
 
 
-@pytest.mark.parametrize("given, optimize", [([], "auto"), (["--no-optimize"], False)])
-def test_the_command_serves_an_attached_model(given, optimize, monkeypatch):
+LOOKUP = ["--prompt-lookup-num-tokens", "3"]
+
+
+@pytest.mark.parametrize(
+    "given, optimize, label", [([], "auto", "eagle3"), (["--no-optimize"], False, "eagle3"), (LOOKUP, "auto", "ngram")]
+)
+def test_the_command_serves_an_attached_model(given, optimize, label, monkeypatch):
     """Else its passes would be those of a model that nobody has attached: the slowest."""
     built = Mock()
     monkeypatch.setattr("hf_speculative.serving.app.build_app", built)
@@ -359,4 +364,5 @@ def test_the_command_serves_an_attached_model(given, optimize, monkeypatch):
     run_command("serve", *given)
     (model, _, _, engine), _ = built.call_args
     assert attached_to(model)[1].optimize == engine.options.config.optimize == optimize
+    assert engine.options.source.label == label
     engine.close()
