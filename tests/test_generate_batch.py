@@ -10,6 +10,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 
 import hf_speculative as hs
 from tests.support import tiny
+from tests.support.plain import NO_FLASH
 
 PROMPTS = [[5, 9, 11], [7], [5, 9, 11, 5, 9, 11, 5, 9], [3, 1, 4, 1, 5], [8, 8], [5, 9, 11]]
 EOS = [7, 11, 13]
@@ -29,7 +30,7 @@ def attached(plain):
 
 
 def batching(**settings) -> ContinuousBatchingConfig:
-    return ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64, auto_switch_to_flash=False, **settings)
+    return ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64, **NO_FLASH, **settings)
 
 
 def fields(outputs) -> dict:

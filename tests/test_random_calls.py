@@ -44,7 +44,7 @@ class LastIn(StoppingCriteria):
         return self
 
     def __call__(self, input_ids, scores, **kwargs):
-        return torch.isin(input_ids[:, -1], self.tokens)
+        return torch.isin(input_ids[:, -1], self.tokens.to(input_ids.device))
 
 
 class AfterSeveral(StoppingCriteria):
@@ -57,10 +57,10 @@ class AfterSeveral(StoppingCriteria):
         return AfterSeveral(self.tokens.tolist(), self.n)
 
     def __call__(self, input_ids, scores, **kwargs):
-        hits = torch.isin(input_ids[:, -1], self.tokens).tolist()
+        hits = torch.isin(input_ids[:, -1].cpu(), self.tokens).tolist()
         for row, is_hit in enumerate(hits):
             self.counts[row] = self.counts.get(row, 0) + is_hit
-        return torch.tensor([self.counts[row] >= self.n for row in range(len(hits))])
+        return torch.tensor([self.counts[row] >= self.n for row in range(len(hits))], device=input_ids.device)
 
 
 class Lowers(LogitsProcessor):
@@ -115,25 +115,36 @@ def copied(call: dict) -> dict:
     return call | ({"stopping_criteria": criteria} if criteria else {})
 
 
-def check(seed: int) -> None:
+def on(device: str, call: dict) -> dict:
+    return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in call.items()}
+
+
+def random_state(device: str) -> torch.Tensor:
+    return torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(device)
+
+
+def check(seed: int, device: str = "cpu") -> None:
     kind, call, drafts = random_call(seed)
-    target, draft = pair(kind)
+    if device != "cpu":  # torchao's int8 was not tried elsewhere
+        kind, call = kind.partition("-")[0], on(device, call)
+    target, draft = pair(kind) if device == "cpu" else [copy.deepcopy(model).to(device) for model in pair(kind)]
     if drafts.get("draft_model") == "draft":
         drafts["draft_model"] = draft
     set_seed(seed)
-    expected, state = target.generate(**copied(call)), torch.get_rng_state()
+    expected, state = target.generate(**copied(call)), random_state(device)
     set_seed(seed)
     found = hs.generate(target, **copied(call), **drafts)
     assert found.tolist() == expected.tolist(), f"call {seed}: {kind}, {call}, {drafts}"
-    assert torch.equal(torch.get_rng_state(), state), f"call {seed} drew otherwise"
+    assert torch.equal(random_state(device), state), f"call {seed} drew otherwise"
 
 
-def check_bits(seed: int) -> None:
+def check_bits(seed: int, device: str = "cpu") -> None:
     """Half precision: a draft, and none, in passes of one shape."""
     kind, call, drafts = random_call(seed)
     dtype, kind = random.Random(seed).choice([torch.bfloat16, torch.float16]), kind.partition("-")[0]
     if not is_recurrent(pair(kind)[0]) and kind not in IMAGES:  # refused, see tests/test_bitwise.py
-        compare_bits(seed, [model.to(dtype) for model in map(copy.deepcopy, pair(kind))], call, drafts)
+        models = [copy.deepcopy(model).to(device, dtype) for model in pair(kind)]
+        compare_bits(seed, models, on(device, call), drafts)
 
 
 def check_bits_by_kernels(seed: int) -> None:
@@ -163,7 +174,7 @@ def compare_bits(seed: int, models: list, call: dict, drafts: dict) -> None:
     for more in (drafts, {"draft_model": None}):
         set_seed(seed)
         output = hs.generate(target, **copied(call) | {name: more[name] for name in more if name != "reproducible"})
-        found.append([output.sequences, *output.scores, torch.get_rng_state()])
+        found.append([output.sequences, *output.scores, random_state(str(target.device))])
     assert len(found[0]) == len(found[1]) and all(map(torch.equal, *found)), (
         f"call {seed}: {type(target)}, {call}, {drafts}"
     )

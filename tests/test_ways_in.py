@@ -18,12 +18,12 @@ from transformers.cli.serving.utils import CBGenerateManager, GenerateManager
 import hf_speculative as hs
 from hf_speculative.embedded import FOLDER, HEAD
 from tests.support import tiny
-from tests.support.plain import speculates
+from tests.support.plain import NO_FLASH, speculates
 
 GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
 CONFIG = GenerationConfig(**GREEDY, eos_token_id=[60])
 IDS = torch.tensor([[5, 9, 11], [3, 1, 4]])
-PAGES = ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64, auto_switch_to_flash=False)
+PAGES = ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=64, **NO_FLASH)
 SAYS = "nothing is drafted by this manager of continuous batching"
 
 

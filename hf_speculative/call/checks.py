@@ -196,12 +196,12 @@ def check_ragged(model, path: Path, what: str) -> None:
 
 
 def check_passes(execution: Execution, source: DraftSource, model: PreTrainedModel) -> None:
-    """Drafts that read the target's layers take them out of eager passes, and its states out of those or of compiled ones."""
+    """Drafts that read the target's layers take them out of eager passes; its states, of compiled or captured ones too."""
     if execution.compile is not True or not source.reads_target:  # "auto" is eager where it has to be
         return
     why = "out of eager passes"
-    if source.reads_states and not execution.captures:
-        if (reason := artifacts.unsupported_reason(model)) is None:
+    if source.reads_states:
+        if execution.captures or (reason := artifacts.unsupported_reason(model)) is None:
             return
         why = f"and {type(model).__name__} {reason}"
     raise ValueError(

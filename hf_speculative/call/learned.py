@@ -60,7 +60,7 @@ class Learned:
         self._costs = costs[key]
         is_ours = is_alone and own.schedule is None  # what a user's own schedule learns ends with the call
         # Passes that are made take their time once.
-        self.is_timed = is_ours and not warms_up(execution.compile, execution.captures, model, source.draft_model)
+        self.is_timed = is_ours and not warms_up(execution.compile, model, source.draft_model)
         self.is_kept = is_ours and (not is_sampled or bool(own.reproducible))  # else tokens depend on draft lengths
         self.costs: Callable[[int], Costs] = self._costs if self.is_kept else self._costs.settled()
         self.place: dict[tuple, Any] = kept_with(model).setdefault(Learned, WeakKeyDictionary()).setdefault(pair, {})

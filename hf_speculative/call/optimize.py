@@ -31,11 +31,13 @@ EAGER = Execution()
 def execution_of(optimize: bool | str | None, device: torch.device) -> Execution:
     """What `optimize` means on `device`; `None` and False are the model's own eager passes.
 
-    On a GPU "auto" is eager: compiled and captured passes have not been measured there.
+    On a GPU "auto" does not compile: capturing takes a few passes, and compiling in this process half a minute.
     """
     is_auto = optimize == "auto"
-    if not optimize or (is_auto and (device.type != "cpu" or os.environ.get(artifacts.FOLDER) == artifacts.OFF)):
+    if not optimize or (
+        is_auto and (device.type not in ("cpu", "cuda") or os.environ.get(artifacts.FOLDER) == artifacts.OFF)
+    ):
         return EAGER
     if device.type == "cuda":
-        return Execution(compile=True, captures=True)
+        return Execution(compile=not is_auto, captures=True)
     return Execution(has_kernel=True, compile="auto" if is_auto else True)

@@ -1,4 +1,4 @@
-"""Decode an attached model plainly on its compiled passes, by rounds without a draft, where these are faster."""
+"""Decode an attached model plainly on its compiled or captured passes, by rounds without a draft, where these are faster."""
 
 import inspect
 from typing import Any
@@ -8,7 +8,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..drafting.nothing import Nothing
 from ..hf_compat import CACHE_ARGUMENTS
 from ..models import is_tested_multimodal
-from ..models.execution import has_compiled_passes
+from ..models.execution import has_fast_passes
 from ..schedules import Constant
 from . import checks
 from .configuration import Options, SpeculativeConfig
@@ -36,7 +36,7 @@ NO_MEDIA = {"inputs_embeds", "position_ids", *CACHE_ARGUMENTS, "labels"}
 def on_own_passes(
     model: PreTrainedModel, plain_generate, kwargs: dict[str, Any], config: SpeculativeConfig | None
 ) -> tuple[Options | None, dict[str, Any]]:
-    """The options of a plain call on the model's compiled passes, `None` without any, and the keywords for transformers.
+    """The options of a plain call on compiled or captured passes, `None` without any, and the keywords for transformers.
 
     Args:
         config: what was attached; `None` if nothing was.
@@ -45,7 +45,7 @@ def on_own_passes(
         return None, kwargs
     target = checks.unwrap(model, "model")
     execution = execution_of(config.optimize, target.device)
-    if not execution.compile or execution.captures:
+    if not (execution.compile or execution.captures):
         return None, kwargs
     known = TAKEN | vars(GenerationConfig()).keys()
     if is_tested_multimodal(target):
@@ -54,7 +54,7 @@ def on_own_passes(
     # Plain decoding computes outputs of steps for rows that have ended as well.
     if not is_known or any(setting_of(model, kwargs, name) for name in OF_STEPS):
         return None, kwargs
-    if not has_compiled_passes(target, execution.compile):
+    if not has_fast_passes(target, execution.compile, execution.captures):
         return None, kwargs
     own = SpeculativeConfig(schedule=Constant(0), reproducible=True, optimize=config.optimize)
     try:

@@ -175,7 +175,8 @@ class DraftSource:
         if not self.reads_states:
             return None, drafter
         layers = tuple(drafter.hidden_layers)
-        target = recording_model(call.model, call.inputs, call.path, layers, call.keep, call.compile, call.is_static)
+        passes = call.compile, call.cuda_graphs, call.is_static
+        target = recording_model(call.model, call.inputs, call.path, layers, call.keep, *passes)
         return target, drafter
 
     def drafter(self, call: BuildContext) -> Drafter:

@@ -91,7 +91,7 @@ def _folded_mask(mask: Tensor | None, groups: int, query: Tensor) -> Tensor | No
     if mask is None:
         return None
     width, dtype = query.shape[2], query.dtype
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+    if torch.compiler.is_dynamo_compiling():
         return fold(mask, groups, width)
     made, kind = vars(mask).get("folded", {}), (groups, dtype)
     if kind in made:

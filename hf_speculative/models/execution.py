@@ -42,10 +42,11 @@ def ragged_model(
     run = None if cuda_graphs else compiled_pass(model, compile)
     if run is not None:
         return AheadModel(model, clamp_ids, one_pass=run)
-    in_process = cuda_graphs or (compile is True and artifacts.unsupported_reason(model) is not None)
-    if not in_process or eager_reason(model) is not None:
+    in_process = compile is True and artifacts.unsupported_reason(model) is not None
+    captures = cuda_graphs and can_capture(model)
+    if not (in_process or captures) or eager_reason(model) is not None:
         return (StaticModel if is_static else RaggedModel)(model, clamp_ids)
-    return StaticModel(model, clamp_ids, compile is True, CudaGraphs(device_of(model)) if cuda_graphs else None)
+    return StaticModel(model, clamp_ids, compile is True, CudaGraphs(device_of(model)) if captures else None)
 
 
 def multimodal_model(
@@ -65,6 +66,7 @@ def recording_model(
     layers: tuple[int, ...],
     keep: tuple[str, ...] = (),
     compile: bool | str = False,
+    cuda_graphs: bool = False,
     is_static: bool = False,
 ) -> CachedModel:
     """A target on its `path` that records the states of `layers`.
@@ -72,19 +74,28 @@ def recording_model(
     Args:
         keep: outputs for `step_output`, which only the universal path has.
         compile: on the ragged path, as in `compiled_pass`. Others are eager.
-        is_static: as in `ragged_model`.
+        cuda_graphs, is_static: as in `ragged_model`; captured passes are not compiled.
     """
     if path.name != "ragged":
         return RecordingUniversalModel(model, inputs, layers, keep)
+    if cuda_graphs and can_capture(model):
+        return StaticRecordingModel(model, layers, capture=CudaGraphs(device_of(model)))
     run = compiled_pass(model, compile, layers)
     if run is None:
         return (StaticRecordingModel if is_static else RecordingModel)(model, layers)
     return AheadRecordingModel(model, layers, clamp_ids=False, one_pass=run)
 
 
-def has_compiled_passes(model: PreTrainedModel, compile: bool | str) -> bool:
-    """Whether passes of `model`, as it is now, run from a file; `compile` as in `compiled_pass`."""
-    return choose(model).name == "ragged" and compiled_pass(model, compile) is not None
+def has_fast_passes(model: PreTrainedModel, compile: bool | str, captures: bool) -> bool:
+    """Whether passes of `model`, as it is now, run from a file or captured; `compile` as in `compiled_pass`."""
+    if choose(model).name != "ragged":
+        return False
+    return can_capture(model) if captures else compiled_pass(model, compile) is not None
+
+
+def can_capture(model: PreTrainedModel) -> bool:
+    """Whether passes can be captured, as far as is known before the first capture."""
+    return eager_reason(model) is None and not pool.kept(model).cannot_capture
 
 
 def note_decoded(models: Iterable[PreTrainedModel | None], seconds: float) -> None:
@@ -99,10 +110,10 @@ def how_passes_run(compile: bool | str | None, *models: PreTrainedModel | None) 
     return (compile, *(compile and pool.has_artifact(model) for model in models), *by_kernel)
 
 
-def warms_up(compile: bool | str | None, cuda_graphs: bool | None, *models: PreTrainedModel | None) -> bool:
-    """Whether passes are compiled or captured in this process, so that first passes take long."""
+def warms_up(compile: bool | str | None, *models: PreTrainedModel | None) -> bool:
+    """Whether passes are compiled in this process, so that first passes take long."""
     in_process = (artifacts.unsupported_reason(model) is not None for model in models if model is not None)
-    return bool(cuda_graphs) or (compile is True and any(in_process))
+    return compile is True and any(in_process)
 
 
 def eager_reason(model: PreTrainedModel) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._pytree import tree_map
 from transformers import (
     DynamicCache,
     EncoderDecoderCache,
@@ -21,6 +22,7 @@ from transformers.utils import ModelOutput
 
 from ..hf_compat import CACHE_ARGUMENTS, cache_argument
 from ..types import Batch
+from .cached_model import device_of
 from .prompt import Prompt
 from .rollback import copy_of
 from .shallow import duplicate
@@ -130,6 +132,8 @@ def inputs_for_draft(
         # A decoder that reads the target's encoder, or none at all.
         if target.config.is_encoder_decoder and "encoder_outputs" in parameters:
             given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])
+    device = device_of(draft)
+    given = tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, given)
     return _captured(draft, given, inputs.generation_config.max_length, num_copies)
 
 

@@ -5,6 +5,7 @@ cache, a captured one with the cache that it was captured over.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -31,6 +32,8 @@ class ModelResources:
         idle: a cache that no call uses.
         compiled: passes by kind, see `StaticModel`.
         artifacts: passes that were compiled ahead of time, by the hidden states that they give.
+        met: how often kinds of pass were run, see `StaticModel`.
+        cannot_capture: one of them failed.
         twin: the shallow copy of the model that compiled passes run, where they do not run the model itself.
     """
 
@@ -38,6 +41,8 @@ class ModelResources:
     idle: "RaggedCache | None" = None
     compiled: dict[tuple, Callable[..., Tensor]] = field(default_factory=dict)
     artifacts: "dict[tuple[int, ...], BoundPass | PassOfPieces]" = field(default_factory=dict)
+    met: Counter[tuple] = field(default_factory=Counter)
+    cannot_capture: bool = False
     twin: PreTrainedModel | None = None
 
 

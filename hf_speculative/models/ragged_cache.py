@@ -106,7 +106,8 @@ class RaggedLayer(CacheLayerMixin):
             index = uploaded(lanes, self.keys.device)
             self.keys[index, :, :end], self.values[index, :, :end] = keys, values
             # No mask hides an inf that an earlier row left, see `begin`.
-            self.keys[index, :, end:] = self.values[index, :, end:] = 0
+            for part in (self.keys, self.values):  # by index_fill_, since assigning a number reads from a GPU
+                part[:, :, end:].index_fill_(0, index, 0)
 
 
 class RaggedRecurrentLayer(RaggedLayer, RecurrentLayer):
@@ -133,6 +134,7 @@ class RaggedCache(Cache):
         made_for: the state of the model that it was taken for, see `pool`.
         recurrence: what is known of recurrent states, if layers have any.
         recorded: hidden states beside the keys, for a call that asks for them; its values have no width.
+        recordings: those of this call and of earlier ones, by the states that they are of.
 
     Args:
         windows: of each layer, within which it attends.
@@ -145,6 +147,7 @@ class RaggedCache(Cache):
 
     def __init__(self, windows: list[int | None], num_states: Sequence[int] = (), attends: Sequence[bool] = ()):
         self.captured: dict[tuple, Callable[..., Any]] = {}
+        self.recordings: dict[tuple[int, ...], RaggedLayer] = {}
         self.start, self.end, self.lowest, self.capacity = 0, 0, 0, 0
         self.num_rows, self.used = 0, 0
         self.slots: Tensor | None = None
@@ -208,6 +211,7 @@ class RaggedCache(Cache):
         self.num_rows, self.used = num_rows, max(self.used, end)
         if end + 1 > self.capacity:
             self.capacity = max(end + 1, min(max(2 * end, end + MAX_AHEAD), limit + 1))
+            self._forget_recordings()
             self.captured.clear()
             for layer in self.attending:
                 layer.grow()
@@ -217,16 +221,25 @@ class RaggedCache(Cache):
         if self.num_rows:
             return
         allocated = self.allocated
-        if allocated and num_rows <= allocated[0].keys.shape[0] and self.capacity <= 4 * max(limit, MAX_AHEAD):
+        if (
+            allocated
+            and num_rows <= min(len(layer.keys) for layer in allocated)
+            and self.capacity <= 4 * max(limit, MAX_AHEAD)
+        ):
             for part in (part for layer in allocated for part in (layer.keys, layer.values)):
                 # No mask hides an inf: its weight is 0, and 0 times inf is not a number.
                 part[:, :, : self.used] = part[:, :, -1:] = 0
         else:
             self.capacity = 0
+            self._forget_recordings()
             for layer in allocated:
                 layer.is_initialized, layer.keys, layer.values = False, None, None
         self.used = 0
         self.recurrence.clear()
+
+    def _forget_recordings(self) -> None:
+        """Of earlier calls, which do not grow with the layers."""
+        self.recordings = {states: layer for states, layer in self.recordings.items() if layer is self.recorded}
 
     def move(self, source: Tensor, goal: Tensor) -> None:
         """What is in slots `source (batch, n)` goes to slots `goal (batch, n)`."""

@@ -41,7 +41,7 @@ class RecordingModel(RaggedModel):
 
     def reset(self) -> None:
         super().reset()
-        self.recording = self.cache.recorded = RaggedLayer(self.cache)
+        self.recording = self.cache.recorded = self.cache.recordings.setdefault(self.recorded, RaggedLayer(self.cache))
 
     def release(self) -> None:
         self.cache.recorded = None  # other calls take the cache
@@ -67,7 +67,10 @@ class RecordingModel(RaggedModel):
 
 
 class StaticRecordingModel(RecordingModel, StaticModel):
-    """The same with eager passes of static shape."""
+    """The same with passes of static shape, eager or captured."""
+
+    def _run_static(self, function, inputs, kind):
+        return super()._run_static(function, inputs, (*kind, self.recorded))
 
 
 class AheadRecordingModel(RecordingModel, AheadModel):

@@ -28,6 +28,8 @@ from .traced import MAX_COLUMNS, ragged_pass
 
 #: the fewest slots attention looks at, and the most steps of the ladder from a power of two to the next
 MIN_SLOTS, STEPS = 256, 4
+#: how often a kind of pass runs before it is captured, which takes about as long
+NUM_EAGER = 3
 
 
 def ladder(num_slots: int) -> int:
@@ -81,9 +83,9 @@ class StaticModel(RaggedModel):
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         ends, widths = self._begin(batch, ahead)
-        width = max(widths)
-        if not self._is_static(width):
+        if not self._is_static(max(widths)):
             return super().logits(batch, ahead, num_last)
+        width = self._width(widths, batch, ahead)
         inputs = self._tensors(batch, ahead, width, max(ends))
         self.cache.recurrence.begin(self.host_seen, width, ahead, is_filler=None)
         logits = self._run_static(self._one_pass(inputs, num_last), inputs, (self._keeps_last(num_last),))
@@ -98,7 +100,7 @@ class StaticModel(RaggedModel):
 
     def draft(self, batch: Batch, num_tokens: int, draw, settings: Hashable) -> tuple[Tensor, Tensor | None]:
         ends, widths = self._begin(batch, ahead=0)
-        inputs = self._tensors(batch, 0, max(widths), max(ends) + num_tokens)
+        inputs = self._tensors(batch, 0, self._width(widths, batch, ahead=0), max(ends) + num_tokens)
         one_pass = self._one_pass(inputs, num_last=1)
 
         def draft_all(input_ids: Tensor, first: Tensor, seen: Tensor, *others: Tensor):
@@ -130,6 +132,14 @@ class StaticModel(RaggedModel):
     def num_slots(self, end: int) -> int:
         """The slots that a pass up to slot `end` looks at."""
         return self.all_slots or ladder(end)
+
+    def _width(self, widths: list[int], batch: Batch, ahead: int) -> int:
+        """The columns of a pass: where it is captured, of few different numbers, as far as the shortest text has them."""
+        width = max(widths)
+        if self.capture is None or self.all_slots:
+            return width
+        step = max(1, 2 ** (width - 1).bit_length() // STEPS)
+        return max(width, min(-(-width // step) * step, min(batch.host_lengths) + ahead))
 
     def _is_static(self, width: int) -> bool:
         if not self.layers.attend:  # there are no slots
@@ -176,13 +186,16 @@ class StaticModel(RaggedModel):
     def _run_static(self, function: Callable[..., Any], inputs: tuple[Tensor, ...], kind: tuple) -> Any:
         """Call `function`, or replay it: what is not in `inputs` must be in `kind`."""
         kind += tuple(tuple(tensor.shape) for tensor in inputs)
-        if self.capture is not None and kind not in self.cache.captured:
+        num_met, self.kept.met[kind] = self.kept.met[kind], self.kept.met[kind] + 1
+        if self.capture is None or num_met < NUM_EAGER:
+            return function(*inputs)
+        if kind not in self.cache.captured:
             # Capturing draws, and the replay draws again: a seed has to give the same tokens with either.
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 try:
                     self.cache.captured[kind] = self.capture(function, inputs)
                 except RuntimeError as error:  # a model that waits for the device inside a pass: for routing, say
-                    name, self.capture = type(self.original).__name__, None
+                    name, self.capture, self.kept.cannot_capture = type(self.original).__name__, None, True
                     warnings.warn(f"passes of {name} cannot be captured and run eagerly: {error}", stacklevel=2)
         # Where it is not captured, nothing is kept: the function belongs to this call, and holds its model.
         return function(*inputs) if self.capture is None else self.cache.captured[kind](*inputs)

@@ -156,7 +156,7 @@ class UniversalModel(CachedModel):
         width = batch.tokens.shape[1]
         if self.ids.shape[1] < width:
             self.ids = functional.pad(self.ids, (0, width - self.ids.shape[1]))
-        self.ids[uploaded(self.rows, self.ids.device, torch.long), :width] = batch.tokens
+        self.ids[uploaded(self.rows, self.ids.device, torch.long), :width] = batch.tokens.to(self.ids.device)
 
     def _go_back(self, column: int) -> None:
         """Leave at most `column` columns in the cache; where it cannot go back as far, it begins again."""

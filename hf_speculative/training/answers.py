@@ -21,8 +21,8 @@ from ..reports import files
 from .sampling_params import SamplingParams
 from .settings import Settings
 
-#: rows that run together, at least, and the answers of a part by rows
-ROWS, PART = 16, 8
+#: rows that run together at least, on a CPU and elsewhere, and the answers of a part by rows
+ROWS_ON_CPU, ROWS, PART = 16, 128, 8
 #: settings that answers depend on
 OF_ANSWERS = ("use", "max_new_tokens", "answers_per_prompt", "seed", "batch_size")
 KEPT = "the answers before are kept, and the same call goes on once there is room"
@@ -95,7 +95,7 @@ def answer(
         keywords: more of `generate`: which tokens end an answer.
     """
     (rank, count), least, found = share, settings.batch_size, read_answers(path, header)
-    num_rows = max(ROWS, least)
+    num_rows = max(rows_at_once(target), least)
     keys = [(index, sample) for sample in range(settings.answers_per_prompt) for index in prompts][rank::count]
     num_done = sum(key in found for key in keys)
     watch(num_done, len(keys))
@@ -128,6 +128,11 @@ def answer(
                     watch(num_done, len(keys))
                     if num_done >= least and is_over():
                         return
+
+
+def rows_at_once(target: PreTrainedModel) -> int:
+    """How many rows decode together where there are enough."""
+    return ROWS_ON_CPU if target.device.type == "cpu" else ROWS
 
 
 def how_drafted(target: PreTrainedModel, use: SamplingParams) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from ..generation import generate
 from ..models import device_of
 from ..reports import files
 from ..tokenizers.chat import around_a_turn, speaks_chat
-from .answers import how_drafted
+from .answers import how_drafted, rows_at_once
 from .sampling_params import SamplingParams
 from .settings import Settings
 
-#: how a user's turn is sampled, how many at once, and the most tokens of one
+#: how a user's turn is sampled, and the most tokens of one
 USE = SamplingParams(temperature=1.0, top_p=0.95)
-BATCH, TURN = 16, 120
+TURN = 120
 #: tokens of a text without a chat template that make a prompt
 OPENING = 12
 #: characters of a prompt
@@ -56,9 +56,10 @@ def write_prompts(
     Raises:
         ValueError: the target writes nothing that can be used, or its chat template takes no user; the file is another one.
     """
+    num_rows = rows_at_once(target)
     opening, is_chat = _opening(target, tokenizer)
     found, num_prompts, num_idle = _read(path), settings.num_prompts, 0
-    ids = torch.tensor([opening] * BATCH, device=device_of(target))
+    ids = torch.tensor([opening] * num_rows, device=device_of(target))
     watch(len(found), num_prompts)
     while len(found) < num_prompts:
         torch.manual_seed(settings.seed * 1_000_003 + len(found) + 10_007 * num_idle)
@@ -76,7 +77,9 @@ def write_prompts(
         found |= dict.fromkeys(new[: num_prompts - len(found)])
         num_idle = 0 if new else num_idle + 1
         if num_idle == HOPELESS:
-            raise ValueError(f"the target writes no prompts that can be used in {HOPELESS * BATCH} tries: give `data`.")
+            raise ValueError(
+                f"the target writes no prompts that can be used in {HOPELESS * num_rows} tries: give `data`."
+            )
         files.write(path, "".join(json.dumps({"prompt": text}, ensure_ascii=False) + "\n" for text in found))
         watch(len(found), num_prompts)
         if len(found) > 1 and is_over():
