@@ -211,7 +211,7 @@ def test_captured_passes(monkeypatch):
     inputs = tiny.prompts(3)
     expected, capture = bits(target, inputs, draft_model=None), Recorded()
     run_as(monkeypatch, captures=True)
-    monkeypatch.setattr("hf_speculative.models.execution.CudaGraphs", lambda device: capture)
+    monkeypatch.setattr("hf_speculative.models.execution.CudaGraph", lambda device, *given: capture(*given))
     found = bits(target, inputs, optimize=True, draft_model=None)
     assert are_same(bits(target, inputs, optimize=True, draft_model=draft), found)
     assert torch.allclose(found[1], expected[1], atol=1e-5) and capture.num_replays > 20

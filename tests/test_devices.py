@@ -1,6 +1,7 @@
 """On simulated GPUs: nothing mixes with the host, a round reads from the device once, and graphs are captured by the rules."""
 
 import copy
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -13,7 +14,7 @@ from hf_speculative.call import decoding
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.drafting import DraftModel, DynamicTreeDrafter
 from hf_speculative.models import RaggedModel, probe, static
-from hf_speculative.models.capture import CudaGraphs
+from hf_speculative.models.capture import CudaGraph
 from tests.architectures.check import build
 from tests.support import fake_cuda, tied, tiny
 from tests.support.cases import slow_but
@@ -53,6 +54,10 @@ def prompts(place: str, num_rows: int = 2) -> dict[str, torch.Tensor]:
 
 def ids(result) -> list[list[int]]:
     return getattr(result, "sequences", result).tolist()
+
+
+def captured(function, tensor, beside=None) -> CudaGraph:
+    return CudaGraph(torch.device("cuda:0"), function, (tensor,), beside)
 
 
 def waits_by_round(monkeypatch, devices, run) -> list[list[fake_cuda.Wait]]:
@@ -246,9 +251,40 @@ class TestGraphs:
         assert devices.num_replays > 0 and devices.timed == {1}, "captured, and timed, where the models are"
 
     def test_a_replay_of_other_bits(self, gpus):
-        graphs, factors = CudaGraphs(torch.device("cuda:0")), [3.0, 2.0, 2.0]
+        factors = [3.0, 2.0, 2.0]
         with pytest.raises(RuntimeError, match="a replay gives other bits"):
-            graphs(lambda tensor: tensor * factors.pop(), (torch.ones(3, device="cuda:0"),))
+            captured(lambda tensor: tensor * factors.pop(), torch.ones(3, device="cuda:0"))
+
+    def test_random_numbers_go_on_after_a_capture_that_failed(self, gpus):
+        calls = []
+
+        def function(tensor):
+            calls.append(tensor)
+            return tensor.tolist() if len(calls) == 3 else tensor + 1  # as what only a capture does
+
+        with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+            captured(function, torch.ones(3, device="cuda:0"))
+        assert torch.rand(1, device="cuda:0").item() != torch.rand(1, device="cuda:0").item()
+
+    def test_memory_is_shared_while_there_is_a_graph(self, gpus):
+        one = torch.ones(3, device="cuda:0")
+        first = captured(torch.neg, one)
+        second = captured(torch.exp, one, first)
+        del first
+        assert captured(torch.sin, one, second).pool is second.pool
+        pool = second.pool
+        del second
+        with pytest.raises(RuntimeError, match="the pool went with its graphs"):
+            captured(torch.cos, one, SimpleNamespace(pool=pool))
+
+    def test_caches_that_grow(self, gpus):
+        """Captures end with the memory that they were made over, and others are made."""
+        target, draft = on("cuda:0", TARGET, DRAFT)
+        for length in (8, 40, 8):
+            options = CAPTURED | {"max_new_tokens": length, "draft_model": draft}
+            found = hs.generate(target, **prompts("cuda:0"), **options)
+            expected = TARGET.generate(**prompts("cpu"), **SETTINGS | {"max_new_tokens": length})
+            assert ids(found) == ids(expected)
 
     def test_a_target_whose_replays_differ(self, gpus, monkeypatch):
         target, draft = on("cuda:0", TARGET, DRAFT)
@@ -261,13 +297,13 @@ class TestGraphs:
         assert gpus.num_replays == before, "and nothing is captured later"
 
     def test_the_generator_that_replays_draw_from_is_known(self, gpus):
-        graphs, weights = CudaGraphs(torch.device("cuda:0")), torch.ones(3, device="cuda:0")
+        weights = torch.ones(3, device="cuda:0")
         draw = lambda tensor: torch.empty_like(tensor).exponential_()  # noqa: E731
-        replay = graphs(draw, (weights,))
+        replay = captured(draw, weights)
         assert replay(weights).tolist() != replay(weights).tolist()
         own = torch.Generator("cuda:0")
         with pytest.raises(RuntimeError, match="does not know"):
-            graphs(lambda tensor: torch.empty_like(tensor).exponential_(generator=own), (weights,))
+            captured(lambda tensor: torch.empty_like(tensor).exponential_(generator=own), weights)
 
 
 class TestTheSimulation:
@@ -303,19 +339,19 @@ class TestTheSimulation:
         gpu = torch.ones(3, device="cuda:0")
         wait(gpu)
         assert len(gpus.waits) >= 1
-        with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
-            CudaGraphs(torch.device("cuda:0"))(wait, (gpu,))
+        with pytest.raises(RuntimeError, match="a pass waits for the device, in "):
+            captured(wait, gpu)
 
     def test_graphs_see_memory_and_nothing_else(self, gpus):
-        graphs, gpu = CudaGraphs(torch.device("cuda:0")), torch.ones(3, device="cuda:0")
+        gpu = torch.ones(3, device="cuda:0")
         factor, weight = [2.0], torch.ones(3, device="cuda:0")
         weights = [weight]
-        replay = graphs(lambda tensor: factor[0] * tensor * weights[0], (gpu,))
+        replay = captured(lambda tensor: factor[0] * tensor * weights[0], gpu)
         factor[0] = 3.0
         weight.add_(1)
         first = replay(gpu)
         assert first.tolist() == [4.0] * 3
-        graphs(lambda tensor: tensor + 1, (gpu,))(gpu)
+        captured(lambda tensor: tensor + 1, gpu, replay)(gpu)
         assert first.isnan().all(), "what a graph gave lasts until the next of its pool"
         weights.clear()
         del weight

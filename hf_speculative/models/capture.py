@@ -4,16 +4,23 @@ The interface is small, so that the code around it can be tested without a GPU: 
 replays recorded operations on the CPU.
 """
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-#: Make a replay of a function of tensors. A replay takes inputs of the same shapes, and returns tensors that the next replay
+#: A function of tensors that is replayed. It takes inputs of the same shapes, and returns tensors that the next replay
 #: overwrites. All else that the function reads or writes has to stay at its address: weights, keys and values.
-Capture = Callable[[Callable[..., Any], tuple[Tensor, ...]], Callable[..., Any]]
+Replayed = Callable[..., Any]
+#: Make a replay of a function and its first inputs, beside another one of the same cache, or `None` for the first.
+Capture = Callable[[Callable[..., Any], tuple[Tensor, ...], Replayed | None], Replayed]
+
+#: how torch's warning of a wait begins
+WAITS = "called a synchronizing CUDA operation"
 
 
 def are_equal(one: Any, other: Any) -> bool:
@@ -26,40 +33,69 @@ def clone(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-class CudaGraphs:
-    """Captures CUDA graphs, which share one pool of memory, and compares the first replay of each with the pass.
+class CudaGraph:
+    """A function captured as a CUDA graph, whose first replay is compared with the function.
 
     Args:
         device: where the function runs; torch captures on its current device.
+        beside: its memory is used as well.
 
     Raises:
         RuntimeError: a function that waits for the device, or whose replay gives other bits.
     """
 
-    def __init__(self, device: torch.device):
-        self.device, self.pool = device, torch.cuda.graph_pool_handle()
-
-    def __call__(self, function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Callable[..., Any]:
-        with torch.cuda.device(self.device):
-            buffers = tuple(tensor.clone() for tensor in inputs)
+    def __init__(self, device: torch.device, function: Callable[..., Any], inputs: tuple[Tensor, ...], beside=None):
+        self.buffers = tuple(tensor.clone() for tensor in inputs)
+        # A pool ends with the last of its graphs, and torch refuses to capture into it again.
+        self.pool = torch.cuda.graph_pool_handle() if beside is None else beside.pool
+        with torch.cuda.device(device):
             # Lazy initialisation, as of cuBLAS, must not be captured. A repeated pass writes the same slots again.
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                first, second = (tree_map(clone, function(*buffers)) for _ in range(2))
+                first = tree_map(clone, function(*self.buffers))
+                with _refusing_waits():
+                    second = tree_map(clone, function(*self.buffers))
             torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool):
-                output = function(*buffers)
-            graph.replay()
+            self.graph = torch.cuda.CUDAGraph()
+            with _random_numbers_kept(), torch.cuda.graph(self.graph, pool=self.pool):
+                self.output = function(*self.buffers)
+            self.graph.replay()
             # Passes that draw, or add in any order, tell nothing.
-            if are_equal(first, second) and not are_equal(output, second):
+            if are_equal(first, second) and not are_equal(self.output, second):
                 raise RuntimeError("a replay gives other bits than the pass that was captured; please report this")
 
-        def replay(*tensors: Tensor) -> Any:
-            for buffer, tensor in zip(buffers, tensors, strict=True):
-                buffer.copy_(tensor)
-            graph.replay()
-            return output
+    def __call__(self, *tensors: Tensor) -> Any:
+        for buffer, tensor in zip(self.buffers, tensors, strict=True):
+            buffer.copy_(tensor)
+        self.graph.replay()
+        return self.output
 
-        return replay
+
+@contextmanager
+def _refusing_waits() -> Iterator[None]:
+    """Refuse what waits for the device, which must not be captured, before it is."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+    for one in caught:
+        if str(one.message).startswith(WAITS):
+            raise RuntimeError(f"a pass waits for the device, in {one.filename}, line {one.lineno}")
+
+
+@contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    """Let the current device draw after a capture that failed, which torch's generator takes to go on."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    try:
+        yield
+    except RuntimeError:
+        state = torch.Generator(generator.device)
+        state.set_state(generator.get_state())
+        generator.graphsafe_set_state(state)
+        raise

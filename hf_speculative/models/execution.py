@@ -1,5 +1,6 @@
 """Run passes on the ragged path: eagerly, compiled ahead of time, or compiled and captured in the process."""
 
+import functools
 import warnings
 from collections.abc import Hashable, Iterable
 
@@ -11,7 +12,7 @@ from . import artifacts, linears, pool
 from .artifacts import BoundPass, CompiledPass, PassOfPieces
 from .attention import takes_masks
 from .cached_model import device_of
-from .capture import CudaGraphs
+from .capture import CudaGraph
 from .choice import Path, choose
 from .inputs import Inputs
 from .masks import is_recurrent
@@ -46,7 +47,9 @@ def ragged_model(
     captures = cuda_graphs and can_capture(model)
     if not (in_process or captures) or eager_reason(model) is not None:
         return (StaticModel if is_static else RaggedModel)(model, clamp_ids)
-    return StaticModel(model, clamp_ids, compile is True, CudaGraphs(device_of(model)) if captures else None)
+    return StaticModel(
+        model, clamp_ids, compile is True, functools.partial(CudaGraph, device_of(model)) if captures else None
+    )
 
 
 def multimodal_model(
@@ -79,7 +82,7 @@ def recording_model(
     if path.name != "ragged":
         return RecordingUniversalModel(model, inputs, layers, keep)
     if cuda_graphs and can_capture(model):
-        return StaticRecordingModel(model, layers, capture=CudaGraphs(device_of(model)))
+        return StaticRecordingModel(model, layers, capture=functools.partial(CudaGraph, device_of(model)))
     run = compiled_pass(model, compile, layers)
     if run is None:
         return (StaticRecordingModel if is_static else RecordingModel)(model, layers)

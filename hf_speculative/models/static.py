@@ -193,7 +193,8 @@ class StaticModel(RaggedModel):
             # Capturing draws, and the replay draws again: a seed has to give the same tokens with either.
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 try:
-                    self.cache.captured[kind] = self.capture(function, inputs)
+                    beside = next(iter(self.cache.captured.values()), None)
+                    self.cache.captured[kind] = self.capture(function, inputs, beside)
                 except RuntimeError as error:  # a model that waits for the device inside a pass: for routing, say
                     name, self.capture, self.kept.cannot_capture = type(self.original).__name__, None, True
                     warnings.warn(f"passes of {name} cannot be captured and run eagerly: {error}", stacklevel=2)

@@ -116,7 +116,7 @@ def test_capturing_spends_no_randomness(target, draft, recorded):
 
 
 def test_passes_that_cannot_be_captured_run_eagerly_and_say_why(target, draft, recorded, monkeypatch):
-    def refuse(self, function, inputs):
+    def refuse(self, function, inputs, beside):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(Recorded, "__call__", refuse)

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import traceback
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar, NamedTuple
 from unittest import mock
+from weakref import WeakSet
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -99,6 +101,14 @@ class Generator(torch.Generator):
 
     device = property(lambda self: self.places[self._cdata])
 
+    def graphsafe_set_state(self, state: torch.Generator) -> None:
+        self.set_state(state.get_state())
+        _captured.discard(self._cdata)
+
+
+#: generators that take a capture to go on
+_captured: set[int] = set()
+
 
 class Wait(NamedTuple):
     """The host waited for the device: to "read" or to "upload", in which line of the package."""
@@ -113,7 +123,9 @@ class Devices(TorchDispatchMode):
 
     Attributes:
         waits: since the beginning.
-        graphs: that were captured; `num_replays` counts all of them.
+        graphs: that were captured and are held; `num_replays` counts all of them.
+        pools: those that anything was captured into.
+        sync_debug_mode: "warn": torch warns of waits.
         capturing: the one that is being captured.
         current: index of the current device.
         timed: indices of the devices on which events were recorded.
@@ -122,7 +134,9 @@ class Devices(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.waits: list[Wait] = []
-        self.graphs: list[Graph] = []
+        self.graphs: WeakSet[Graph] = WeakSet()
+        self.pools: list[object] = []
+        self.sync_debug_mode: int | str = 0
         self.num_replays, self.current = 0, 0
         self.timed: set[int] = set()
         self.capturing: Graph | None = None
@@ -135,6 +149,8 @@ class Devices(TorchDispatchMode):
         places = [frame for frame in traceback.extract_stack() if frame.filename.startswith(PACKAGE)]
         where = f"{places[-1].filename}:{places[-1].lineno} {places[-1].line}" if places else ""
         self.waits.append(Wait(kind, str(operation), where))
+        if self.sync_debug_mode == "warn":
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
         for on_host, values in self.under_way:
             on_host.copy_(values)
         self.under_way.clear()
@@ -228,8 +244,9 @@ class Devices(TorchDispatchMode):
     def _generator(self, generator, place: torch.device):
         if place.type == "cpu":
             return generator
-        if generator is None:
-            return self.generators[place.index]
+        generator = self.generators[place.index] if generator is None else generator
+        if self.capturing is None and generator._cdata in _captured:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
         own = Generator.places.get(generator._cdata, torch.device("cpu"))
         if own != place:
             raise RuntimeError(f"a generator on {own} for a tensor on {place}")
@@ -258,11 +275,17 @@ def _fakes(devices: Devices) -> dict:
 
     @contextlib.contextmanager
     def graph(cuda_graph: Graph, pool=None, **kwargs):
-        cuda_graph.begin(devices, pool)
+        generator = devices.generators[devices.current]._cdata
+        _captured.add(generator)  # and there it stays if the capture fails
         try:
+            cuda_graph.begin(devices, pool)
             yield
         finally:
             devices.capturing = None
+        _captured.discard(generator)
+
+    def set_sync_debug_mode(mode: int | str) -> None:
+        devices.sync_debug_mode = mode
 
     def stream(place=None) -> SimpleNamespace:
         return SimpleNamespace(index=index_of("cuda" if place is None else place), wait_stream=lambda other: None)
@@ -284,6 +307,8 @@ def _fakes(devices: Devices) -> dict:
         "set_rng_state": lambda state, place="cuda": devices.generators[index_of(place)].set_state(state),
         "default_generators": tuple(devices.generators),
         "graph_pool_handle": object,
+        "get_sync_debug_mode": lambda: devices.sync_debug_mode,
+        "set_sync_debug_mode": set_sync_debug_mode,
         "CUDAGraph": lambda: Graph(devices),
         "graph": graph,
         "Stream": stream,

@@ -45,9 +45,12 @@ class Graph:
         self.generators.add(generator._cdata)
 
     def begin(self, devices: Devices, pool: object | None) -> None:
-        self.pool = object() if pool is None else pool
+        self.pool: object = pool
         self.index = devices.current
-        devices.graphs.append(self)
+        if self.pool in devices.pools and not any(graph.pool is self.pool for graph in devices.graphs):
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED: the pool went with its graphs")
+        devices.pools.append(self.pool)
+        devices.graphs.add(self)
         devices.capturing = self
 
     def check(self, operation, place: torch.device, generator: torch.Generator | None) -> None:
@@ -68,7 +71,7 @@ class Graph:
     def replay(self) -> None:
         if self.devices.capturing is not None:
             raise RuntimeError("a graph is replayed while another one is captured")
-        for other in self.devices.graphs:
+        for other in list(self.devices.graphs):
             if other is not self and other.pool is self.pool:
                 other.spoil()
         self.devices.num_replays += 1
@@ -98,7 +101,7 @@ class Recorded:
     def __init__(self):
         self.num_captures = self.num_replays = 0
 
-    def __call__(self, function, inputs):
+    def __call__(self, function, inputs, beside=None):
         self.num_captures += 1
         buffers = tuple(tensor.clone() for tensor in inputs)
         calls = []
