@@ -18,6 +18,7 @@ from ..interfaces import Schedule
 from ..models import Inputs, is_sharded
 from ..models.execution import how_passes_run, warms_up
 from ..models.model_state import kept_with
+from ..models.pool import num_unreplayed
 from ..sampling.logits_processors import CONTEXT_FREE
 from ..schedules import RoundCosts, Timed
 from ..types import Costs
@@ -61,6 +62,7 @@ class Learned:
         is_ours = is_alone and own.schedule is None  # what a user's own schedule learns ends with the call
         # Passes that are made take their time once.
         self.is_timed = is_ours and not warms_up(execution.compile, model, source.draft_model)
+        self._num_first = partial(num_unreplayed, model, source.draft_model) if execution.captures else int
         self.is_kept = is_ours and (not is_sampled or bool(own.reproducible))  # else tokens depend on draft lengths
         self.costs: Callable[[int], Costs] = self._costs if self.is_kept else self._costs.settled()
         self.place: dict[tuple, Any] = kept_with(model).setdefault(Learned, WeakKeyDictionary()).setdefault(pair, {})
@@ -69,7 +71,7 @@ class Learned:
 
     def timed(self, schedule: Schedule) -> Schedule:
         """Wrap `schedule` so that its rounds are timed for later calls."""
-        return Timed(schedule, self._costs) if self.is_timed and schedule.weighs_costs else schedule
+        return Timed(schedule, self._costs, self._num_first) if self.is_timed and schedule.weighs_costs else schedule
 
     def start(self, schedule: Schedule) -> None:
         """Start the schedule from what earlier calls learned."""

@@ -33,6 +33,7 @@ class ModelResources:
         compiled: passes by kind, see `StaticModel`.
         artifacts: passes that were compiled ahead of time, by the hidden states that they give.
         met: how often kinds of pass were run, see `StaticModel`.
+        num_unreplayed: passes that were not replayed, though others of their kind are.
         cannot_capture: one of them failed.
         twin: the shallow copy of the model that compiled passes run, where they do not run the model itself.
     """
@@ -42,6 +43,7 @@ class ModelResources:
     compiled: dict[tuple, Callable[..., Tensor]] = field(default_factory=dict)
     artifacts: "dict[tuple[int, ...], BoundPass | PassOfPieces]" = field(default_factory=dict)
     met: Counter[tuple] = field(default_factory=Counter)
+    num_unreplayed: int = 0
     cannot_capture: bool = False
     twin: PreTrainedModel | None = None
 
@@ -62,6 +64,11 @@ def kept(model: PreTrainedModel) -> ModelResources:
 def has_artifact(model: PreTrainedModel | None) -> bool:
     """Whether its passes were compiled ahead of time when last used."""
     return model in _kept and bool(_kept[model].artifacts)
+
+
+def num_unreplayed(*models: PreTrainedModel | None) -> int:
+    """How many passes of `models` ran eagerly, or were captured, before a replay took their place."""
+    return sum(_kept[model].num_unreplayed for model in models if model in _kept)
 
 
 def take(model: PreTrainedModel, make: "Callable[[], RaggedCache]") -> "RaggedCache":

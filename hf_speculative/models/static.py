@@ -186,8 +186,10 @@ class StaticModel(RaggedModel):
     def _run_static(self, function: Callable[..., Any], inputs: tuple[Tensor, ...], kind: tuple) -> Any:
         """Call `function`, or replay it: what is not in `inputs` must be in `kind`."""
         kind += tuple(tuple(tensor.shape) for tensor in inputs)
-        num_met, self.kept.met[kind] = self.kept.met[kind], self.kept.met[kind] + 1
-        if self.capture is None or num_met < NUM_EAGER:
+        if self.capture is not None and kind not in self.cache.captured:
+            self.kept.num_unreplayed += 1
+            self.kept.met[kind] += 1
+        if self.capture is None or self.kept.met[kind] <= NUM_EAGER:
             return function(*inputs)
         if kind not in self.cache.captured:
             # Capturing draws, and the replay draws again: a seed has to give the same tokens with either.

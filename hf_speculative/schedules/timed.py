@@ -16,12 +16,15 @@ class Timed(WrappedSchedule):
     """Wrap a schedule, and add the times of its rounds to `known`.
 
     Rounds that read prompts are left out, and those in which a draft reads what was decoded without it.
+
+    Args:
+        num_first: counts passes that take longer than later ones of their kind; rounds with one are left out as well.
     """
 
-    def __init__(self, schedule: Schedule, known: RoundCosts):
+    def __init__(self, schedule: Schedule, known: RoundCosts, num_first: Callable[[], int] = lambda: 0):
         super().__init__(schedule)
-        self.known, self.num_rounds = known, 0
-        self.counts = self.is_caught_up = self.is_plain = self.is_long = False
+        self.known, self.num_first, self.num_rounds = known, num_first, 0
+        self.counts = self.is_caught_up = self.is_plain = self.is_long = self.is_due = False
 
     def begin(self, batch: Batch, costs: Callable[[int], Costs]) -> None:
         super().begin(batch, costs)
@@ -29,8 +32,10 @@ class Timed(WrappedSchedule):
 
     def plan(self, batch: Batch) -> list[int]:
         self.counts = not batch.is_unread
-        self.is_plain = self.counts and self.is_long and self.num_rounds % EVERY == FIRST
+        self.is_due |= self.counts and self.num_rounds % EVERY == FIRST
+        self.is_plain = self.counts and self.is_long and self.is_due
         self.num_rounds += self.counts
+        self.first_before = self.num_first()
         self.started = time.perf_counter()
         self.levels = 0
         if self.is_plain:
@@ -45,8 +50,10 @@ class Timed(WrappedSchedule):
         if not self.is_plain:  # else it is none of the other's rounds
             self.schedule.update(round)
         passes = 0 if self.is_plain else passes
+        counts = self.counts and self.num_first() == self.first_before
+        self.is_due &= not (self.is_plain and counts)
         is_whole = nodes or not passes  # no tree that was drafted and not worth its pass
-        if self.counts and is_whole and (self.is_caught_up or not passes):
+        if counts and is_whole and (self.is_caught_up or not passes):
             self.known.see(len(round.rows), passes, nodes, seconds, self.levels if passes else 0)
         if not self.is_plain:  # behind which a draft reads one token more
             self.is_caught_up = passes > 0

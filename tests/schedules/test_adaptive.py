@@ -177,10 +177,13 @@ def test_what_means_nothing_is_refused():
             Adaptive(**{name: 0})
 
 
-def timed_rounds(rounds, levels=0):
+def timed_rounds(rounds, levels=0, firsts=()):
     """What is learned from rounds of `(passes, drafts)`: passes, nodes and levels of each that counts."""
     seen = []
-    around = Timed(Adaptive(4), SimpleNamespace(see=lambda *round: seen.append(round)))
+    # Asked at the beginning of a round and at its end.
+    counts = [number for before, is_first in enumerate(firsts) for number in (before, before + is_first)]
+    num_first = (lambda: counts.pop(0)) if firsts else int
+    around = Timed(Adaptive(4), SimpleNamespace(see=lambda *round: seen.append(round)), num_first)
     around.begin(batch_at([0]), lambda num_rows: Costs(0.0, 0.1))
     around.schedule.num_levels = lambda batch: levels
     for passes, drafted in rounds:
@@ -198,6 +201,13 @@ def test_which_rounds_are_timed_and_as_what(clock):
     # Where guesses promise more, what was planned as a tree takes no pass. The first round reads prompts.
     rounds = [(passes, [1.0]) for passes in (3, 3, 0, 3, 0)]
     assert [(passes, levels) for passes, _, levels in timed_rounds(rounds, levels=3)] == [(3, 3), (0, 0)] * 2
+
+
+def test_rounds_with_first_passes_are_not_timed(clock):
+    """Those of captured passes; the plain round is tried until it counts."""
+    rounds = [(1, [1.0])] * 2 + [(1, [])] * 2 + [(1, [1.0])] * 2
+    found = timed_rounds(rounds, firsts=[0, 1, 1, 0, 0, 0])
+    assert found == [(0, 0, 0), (1, 1, 0), (1, 1, 0)]
 
 
 def distribution_of(rule, p, q, schedule, length, peek=None):
