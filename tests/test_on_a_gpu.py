@@ -9,8 +9,8 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.embedded import DEMO_PROMPTS
-from tests import test_random_calls as random_calls
-from tests.test_devices import (
+from tests.support import random_calls
+from tests.support.one_read import (
     CAPTURING,
     DEEPER,
     DRAFT,

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 #: A function of tensors that is replayed. It takes inputs of the same shapes, and returns tensors that the next replay
 #: overwrites. All else that the function reads or writes has to stay at its address: weights, keys and values.
@@ -23,14 +22,15 @@ Capture = Callable[[Callable[..., Any], tuple[Tensor, ...], Replayed | None], Re
 WAITS = "called a synchronizing CUDA operation"
 
 
-def are_equal(one: Any, other: Any) -> bool:
-    """Whether two outputs of a function are the same bits."""
-    pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs if isinstance(a, Tensor))
+def are_equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    """Whether outputs of a function are the same bits."""
+    return all(map(torch.equal, one, other))
 
 
-def clone(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
+def tensors_of(output: Any) -> list[Tensor]:
+    """A copy of what a function gave: a tensor, or a tuple of them and `None`."""
+    parts = [output] if isinstance(output, Tensor) else output
+    return [part.clone() for part in parts if part is not None]
 
 
 class CudaGraph:
@@ -53,16 +53,18 @@ class CudaGraph:
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                first = tree_map(clone, function(*self.buffers))
+                first = tensors_of(function(*self.buffers))
                 with _refusing_waits():
-                    second = tree_map(clone, function(*self.buffers))
+                    second = tensors_of(function(*self.buffers))
             torch.cuda.current_stream().wait_stream(stream)
             self.graph = torch.cuda.CUDAGraph()
-            with _random_numbers_kept(), torch.cuda.graph(self.graph, pool=self.pool):
+            # Other threads may use the device meanwhile.
+            capture = torch.cuda.graph(self.graph, pool=self.pool, capture_error_mode="thread_local")
+            with _undone_if_it_fails(), capture:
                 self.output = function(*self.buffers)
             self.graph.replay()
             # Passes that draw, or add in any order, tell nothing.
-            if are_equal(first, second) and not are_equal(self.output, second):
+            if are_equal(first, second) and not are_equal(tensors_of(self.output), second):
                 raise RuntimeError("a replay gives other bits than the pass that was captured; please report this")
 
     def __call__(self, *tensors: Tensor) -> Any:
@@ -89,12 +91,13 @@ def _refusing_waits() -> Iterator[None]:
 
 
 @contextmanager
-def _random_numbers_kept() -> Iterator[None]:
-    """Let the current device draw after a capture that failed, which torch's generator takes to go on."""
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+def _undone_if_it_fails() -> Iterator[None]:
+    """Undo a capture that failed: torch leaves its stream current, and its generator refuses to draw outside of it."""
+    generator, stream = torch.cuda.default_generators[torch.cuda.current_device()], torch.cuda.current_stream()
     try:
         yield
     except RuntimeError:
+        torch.cuda.set_stream(stream)
         state = torch.Generator(generator.device)
         state.set_state(generator.get_state())
         generator.graphsafe_set_state(state)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils._pytree import tree_map
 from transformers import (
     DynamicCache,
     EncoderDecoderCache,
@@ -132,9 +131,16 @@ def inputs_for_draft(
         # A decoder that reads the target's encoder, or none at all.
         if target.config.is_encoder_decoder and "encoder_outputs" in parameters:
             given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])
-    device = device_of(draft)
-    given = tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, given)
-    return _captured(draft, given, inputs.generation_config.max_length, num_copies)
+    return _captured(draft, _moved(given, device_of(draft)), inputs.generation_config.max_length, num_copies)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """`value` with all tensors in it on `device`."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):  # outputs of encoders are such
+        return type(value)(**{name: _moved(part, device) for name, part in value.items()})
+    return type(value)(_moved(part, device) for part in value) if type(value) in (list, tuple) else value
 
 
 def misfit_of_encoder(draft: PreTrainedModel, target: PreTrainedModel, call: dict[str, Any]) -> str | None:

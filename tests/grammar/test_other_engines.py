@@ -1,5 +1,6 @@
 """Processors of other engines, as their users pass them: they draft in batches, and texts are those of plain decoding."""
 
+import itertools
 import json
 import warnings
 
@@ -78,11 +79,16 @@ def both(pair, kind, num_prompts, sampled=False, **drafts):
     return stats
 
 
-@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+#: engines, and whether texts are sampled
+CASES = list(itertools.product(["llguidance", "outlines", "xgrammar"], [False, True]))
+QUICK = [("llguidance", False), ("outlines", False), ("xgrammar", True)]
+
+
 @pytest.mark.parametrize("num_prompts", slow_but([1, 3], 3))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("kind", ["llguidance", "outlines", "xgrammar"])
-def test_engines(pair, kind, num_prompts, sampled):
+@pytest.mark.parametrize("case", slow_but(CASES, *QUICK), ids=str)
+def test_engines(pair, case, num_prompts):
+    kind, sampled = case
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert both(pair, kind, num_prompts, sampled).mean_acceptance_length > 2.5

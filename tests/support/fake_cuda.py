@@ -315,6 +315,7 @@ def _fakes(devices: Devices) -> dict:
         "Event": event,
         "stream": contextlib.nullcontext,
         "current_stream": stream,
+        "set_stream": lambda stream: None,
     }
 
 
