@@ -1,8 +1,9 @@
 """On simulated GPUs: nothing mixes with the host, a round reads from the device once, and graphs are captured by the rules."""
 
+import contextlib
 import copy
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest import mock
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from transformers import StoppingCriteria
 
 import hf_speculative as hs
 from hf_speculative.call.configuration import as_keywords
-from hf_speculative.models import probe, static
-from hf_speculative.models.capture import CudaGraph
+from hf_speculative.models import pool, probe, static
+from hf_speculative.models.capture import CudaGraph, broken
 from tests.architectures.check import build
 from tests.support import fake_cuda, tied, tiny
 from tests.support.cases import slow_but
@@ -39,6 +40,7 @@ from tests.support.one_read import (
 def devices(monkeypatch):
     run_as(monkeypatch, captures=True)
     monkeypatch.setattr(static, "NUM_EAGER", 0)
+    broken.clear()
     with fake_cuda.simulated() as devices:
         yield devices
 
@@ -94,6 +96,19 @@ def test_rows_that_take_the_place_of_others_cost_no_read(gpus, monkeypatch):
         assert completion.new_ids == plain[0, len(row) :].tolist()
 
 
+@pytest.mark.parametrize("has_draft", [False, True])
+def test_captured_rows_that_take_the_place_of_others(has_draft, gpus):
+    target, draft = on("cuda:0", TARGET, DRAFT)
+    hs.attach(target, optimize=True)
+    texts = tiny.texts(7, width=8)
+    options = SETTINGS | {"max_new_tokens": 30, "eos_token_id": [5, 9, 17], "draft_model": draft if has_draft else None}
+    found = list(hs.generate_batches(target, texts, **options, batch_size=2))
+    assert gpus.num_replays > 40
+    for text, completion in zip(texts, found, strict=True):
+        plain = TARGET.generate(torch.tensor([text]), **SETTINGS | {"max_new_tokens": 30, "eos_token_id": [5, 9, 17]})
+        assert completion.new_ids == plain[0, len(text) :].tolist()
+
+
 class TestMoreReads:
     """What cannot do with one, and why: docs/caches.md lists them."""
 
@@ -139,8 +154,6 @@ def test_drafts_that_read_the_target_and_the_universal_path(kind, gpus):
 @pytest.mark.parametrize("places", [("cpu", "cuda:0"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1")])
 @pytest.mark.parametrize("is_captured", [False, True])
 def test_target_and_draft_apart(places, is_captured, gpus):
-    if is_captured and "cpu" in places:
-        pytest.skip("nothing to capture on a CPU")
     target, draft = (on(place, model)[0] for place, model in zip(places, (TARGET, DRAFT), strict=True))
     call = prompts(places[0]) | SETTINGS | THREE | as_keywords({"optimize": is_captured})
     assert ids(hs.generate(target, **call, draft_model=draft)) == ids(TARGET.generate(**prompts("cpu"), **SETTINGS))
@@ -207,6 +220,7 @@ class TestGraphs:
 
         with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
             captured(function, torch.ones(3, device="cuda:0"))
+        assert broken == {torch.device("cuda:0")}, "nothing is captured there any more"
         assert len({torch.empty(1, device="cuda:0").exponential_().item() for _ in range(3)}) == 3
 
     def test_memory_is_shared_while_there_is_a_graph(self, gpus):
@@ -232,13 +246,45 @@ class TestGraphs:
 
     def test_a_target_whose_replays_differ(self, gpus, monkeypatch):
         target, draft = on("cuda:0", TARGET, DRAFT)
-        monkeypatch.setattr("hf_speculative.models.capture.are_equal", Mock(side_effect=[True, False] * 2))
+        monkeypatch.setattr("hf_speculative.models.capture.are_equal", mock.Mock(side_effect=[True, False] * 2))
         with pytest.warns(UserWarning, match="cannot be captured and run eagerly: a replay gives other bits"):
             first = hs.generate(target, **prompts("cuda:0"), **CAPTURED, draft_model=draft)
         before = gpus.num_replays
         second = hs.generate(target, **prompts("cuda:0"), **CAPTURED, draft_model=draft)
         assert ids(first) == ids(second) == ids(TARGET.generate(**prompts("cpu"), **SETTINGS))
         assert gpus.num_replays == before, "and nothing is captured later"
+
+    @pytest.mark.parametrize("why", ["autocast", "hook"])
+    def test_what_a_replay_would_not_do(self, why, gpus):
+        """Copies of weights that autocast makes go when it ends; a hook runs in no replay."""
+        target, draft = on("cuda:0", TARGET, DRAFT)
+        with contextlib.ExitStack() as stack:
+            if why == "autocast":
+                stack.enter_context(mock.patch.object(torch, "is_autocast_enabled", lambda device: True))
+            else:
+                target.model.norm.register_forward_hook(lambda module, inputs, output: output)
+                draft.model.norm.register_forward_hook(lambda module, inputs, output: output)
+            hs.generate(target, **prompts("cuda:0"), **CAPTURED, draft_model=draft)
+        assert not gpus.num_replays
+
+    def test_a_limit(self, gpus, monkeypatch):
+        monkeypatch.setattr(static, "MOST_CAPTURED", 2)
+        target, draft = on("cuda:0", TARGET, DRAFT)
+        for temperature in (0.5, 0.7, 0.9):
+            options = CAPTURED | SAMPLED | {"temperature": temperature}
+            hs.generate(target, **prompts("cuda:0"), **options, draft_model=draft)
+        assert len(gpus.graphs) <= 4 and gpus.num_replays
+
+    def test_trees_of_like_sizes_are_one_kind(self, gpus):
+        target = hs.attach(on("cuda:0", TARGET)[0], "auto", optimize=True)
+        for seed in range(4):
+            call = {name: value.to("cuda:0") for name, value in tiny.prompts(2, width=8, seed=seed).items()}
+            settings = SETTINGS | {"max_new_tokens": 40}
+            expected = TARGET.generate(**tiny.prompts(2, width=8, seed=seed), **settings)
+            assert ids(target.generate(**call, **settings)) == ids(expected)
+        kinds = [kind for kind in pool._kept[target].idle.captured if kind[-2][1] > 1]
+        assert len(kinds) > 3 and {static.rounded_up(kind[-2][1]) for kind in kinds} == {kind[-2][1] for kind in kinds}
+        assert {kind[1][1] - kind[-2][1] for kind in kinds} == {1}, "columns follow from nodes"
 
     def test_the_generator_that_replays_draw_from_is_known(self, gpus):
         weights = torch.ones(3, device="cuda:0")

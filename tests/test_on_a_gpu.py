@@ -9,6 +9,7 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.embedded import DEMO_PROMPTS
+from hf_speculative.models import pool
 from tests.support import random_calls
 from tests.support.one_read import (
     CAPTURING,
@@ -76,6 +77,7 @@ def test_trained_weights(source, optimize, embedded):
                 target, **call, draft_model=draft, speculative_config=hs.SpeculativeConfig(optimize=optimize)
             )
             assert ids(found) == plain
+    assert bool(pool._kept[target].idle.captured) == (optimize is True), "'auto' is off in tests"
     assert counts.num_accepted_draft_tokens
 
 

@@ -16,7 +16,7 @@ from transformers import LogitsProcessor, PreTrainedModel
 
 from ..interfaces import Schedule
 from ..models import Inputs, is_sharded
-from ..models.execution import how_passes_run, warms_up
+from ..models.execution import can_capture, how_passes_run, warms_up
 from ..models.model_state import kept_with
 from ..models.pool import num_unreplayed
 from ..sampling.logits_processors import CONTEXT_FREE
@@ -49,7 +49,8 @@ class Learned:
         kinds = (type(p) for p in processors if type(p) in CONTEXT_FREE)
         sampling = (is_sampled, own.reproducible, own.draft_sample_method, rule, *kinds)
         passes = how_passes_run(execution.compile, model, source.draft_model)
-        where = (model.dtype, model.device, torch.get_num_threads(), execution.captures, *passes, *inputs.others)
+        is_captured = execution.captures and can_capture(model)
+        where = (model.dtype, model.device, torch.get_num_threads(), is_captured, *passes, *inputs.others)
         costs = _costs.setdefault(model, WeakKeyDictionary()).setdefault(pair, {})
         # Ranks may have been in different calls before, and wait for each other.
         is_alone = not (options["synced_gpus"] or is_sharded(model) or is_sharded(source.draft_model))
@@ -62,7 +63,7 @@ class Learned:
         is_ours = is_alone and own.schedule is None  # what a user's own schedule learns ends with the call
         # Passes that are made take their time once.
         self.is_timed = is_ours and not warms_up(execution.compile, model, source.draft_model)
-        self._num_first = partial(num_unreplayed, model, source.draft_model) if execution.captures else int
+        self._num_first = partial(num_unreplayed, model, source.draft_model) if is_captured else int
         self.is_kept = is_ours and (not is_sampled or bool(own.reproducible))  # else tokens depend on draft lengths
         self.costs: Callable[[int], Costs] = self._costs if self.is_kept else self._costs.settled()
         self.place: dict[tuple, Any] = kept_with(model).setdefault(Learned, WeakKeyDictionary()).setdefault(pair, {})

@@ -4,6 +4,8 @@ The interface is small, so that the code around it can be tested without a GPU: 
 replays recorded operations on the CPU.
 """
 
+import functools
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +22,8 @@ Capture = Callable[[Callable[..., Any], tuple[Tensor, ...], Replayed | None], Re
 
 #: how torch's warning of a wait begins
 WAITS = "called a synchronizing CUDA operation"
+#: a capture failed on these devices: graphs that draw hold a generator that is no more, and memory may be lost
+broken: set[torch.device] = set()
 
 
 def are_equal(one: list[Tensor], other: list[Tensor]) -> bool:
@@ -50,21 +54,22 @@ class CudaGraph:
         self.pool = torch.cuda.graph_pool_handle() if beside is None else beside.pool
         with torch.cuda.device(device):
             # Lazy initialisation, as of cuBLAS, must not be captured. A repeated pass writes the same slots again.
-            stream = torch.cuda.Stream()
+            stream = _warm_up_stream(device)
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                first = tensors_of(function(*self.buffers))
+                before, first = _random_state(), tensors_of(function(*self.buffers))
+                draws = not torch.equal(before, _random_state())
                 with _refusing_waits():
                     second = tensors_of(function(*self.buffers))
             torch.cuda.current_stream().wait_stream(stream)
             self.graph = torch.cuda.CUDAGraph()
-            # Other threads may use the device meanwhile.
+            # Other threads may allocate meanwhile; they must not draw on this device.
             capture = torch.cuda.graph(self.graph, pool=self.pool, capture_error_mode="thread_local")
-            with _undone_if_it_fails(), capture:
+            with _undone_if_it_fails(device), capture:
                 self.output = function(*self.buffers)
             self.graph.replay()
             # Passes that draw, or add in any order, tell nothing.
-            if are_equal(first, second) and not are_equal(tensors_of(self.output), second):
+            if not draws and are_equal(first, second) and not are_equal(tensors_of(self.output), second):
                 raise RuntimeError("a replay gives other bits than the pass that was captured; please report this")
 
     def __call__(self, *tensors: Tensor) -> Any:
@@ -74,29 +79,46 @@ class CudaGraph:
         return self.output
 
 
+def _random_state() -> Tensor:
+    return torch.cuda.get_rng_state(torch.cuda.current_device())
+
+
+@functools.cache
+def _warm_up_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all captures: cuBLAS keeps a workspace for each stream."""
+    return torch.cuda.Stream(device)
+
+
 @contextmanager
 def _refusing_waits() -> Iterator[None]:
     """Refuse what waits for the device, which must not be captured, before it is."""
-    mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as caught:
+    mode, thread, places = torch.cuda.get_sync_debug_mode(), threading.get_ident(), list[str]()
+
+    def note(message, category, filename, lineno, file=None, line=None) -> None:
+        """Called by the thread that warns, which may be another one."""
+        if str(message).startswith(WAITS) and threading.get_ident() == thread:
+            places.append(f"{filename}, line {lineno}")
+
+    with warnings.catch_warnings():
         warnings.simplefilter("always")
+        warnings.showwarning = note
         torch.cuda.set_sync_debug_mode("warn")
         try:
             yield
         finally:
             torch.cuda.set_sync_debug_mode(mode)
-    for one in caught:
-        if str(one.message).startswith(WAITS):
-            raise RuntimeError(f"a pass waits for the device, in {one.filename}, line {one.lineno}")
+    if places:
+        raise RuntimeError(f"a pass waits for the device, in {places[0]}")
 
 
 @contextmanager
-def _undone_if_it_fails() -> Iterator[None]:
+def _undone_if_it_fails(device: torch.device) -> Iterator[None]:
     """Undo a capture that failed: torch leaves its stream current, and its generator refuses to draw outside of it."""
     generator, stream = torch.cuda.default_generators[torch.cuda.current_device()], torch.cuda.current_stream()
     try:
         yield
     except RuntimeError:
+        broken.add(device)
         torch.cuda.set_stream(stream)
         state = torch.Generator(generator.device)
         state.set_state(generator.get_state())

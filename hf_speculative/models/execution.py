@@ -4,6 +4,7 @@ import functools
 import warnings
 from collections.abc import Hashable, Iterable
 
+import torch
 from transformers import PreTrainedModel
 
 from ..hf_compat import placement_hook
@@ -12,7 +13,7 @@ from . import artifacts, linears, pool
 from .artifacts import BoundPass, CompiledPass, PassOfPieces
 from .attention import takes_masks
 from .cached_model import device_of
-from .capture import CudaGraph
+from .capture import CudaGraph, broken
 from .choice import Path, choose
 from .inputs import Inputs
 from .masks import is_recurrent
@@ -20,7 +21,9 @@ from .model_state import kept_with
 from .multimodal import AheadMultimodalModel, MultimodalModel
 from .ragged import RaggedModel
 from .recording import AheadRecordingModel, RecordingModel, RecordingUniversalModel, StaticRecordingModel
+from .shallow import has_own_forward
 from .sharding import group_of, is_sharded
+from .states import only_capture
 from .static import AheadModel, StaticModel
 
 #: seconds of decoding after which "auto" starts to compile; short scripts end before
@@ -77,7 +80,7 @@ def recording_model(
     Args:
         keep: outputs for `step_output`, which only the universal path has.
         compile: on the ragged path, as in `compiled_pass`. Others are eager.
-        cuda_graphs, is_static: as in `ragged_model`; captured passes are not compiled.
+        cuda_graphs, is_static: as in `ragged_model`. Captured passes of such a target are not compiled in addition.
     """
     if path.name != "ragged":
         return RecordingUniversalModel(model, inputs, layers, keep)
@@ -97,7 +100,15 @@ def has_fast_passes(model: PreTrainedModel, compile: bool | str, captures: bool)
 
 
 def can_capture(model: PreTrainedModel) -> bool:
-    """Whether passes can be captured, as far as is known before the first capture."""
+    """Whether passes can be captured, as far as is known before the first capture.
+
+    Not under autocast, whose copies of weights go when it ends. Of a user's hooks and functions a replay runs none.
+    """
+    device, modules = device_of(model), list(model.modules())
+    if device.type != "cuda" or device in broken or torch.is_autocast_enabled(device.type):
+        return False
+    if any(module._forward_pre_hooks or has_own_forward(module) for module in modules) or not only_capture(modules):
+        return False
     return eager_reason(model) is None and not pool.kept(model).cannot_capture
 
 

@@ -33,8 +33,8 @@ class ModelResources:
         compiled: passes by kind, see `StaticModel`.
         artifacts: passes that were compiled ahead of time, by the hidden states that they give.
         met: how often kinds of pass were run, see `StaticModel`.
-        num_unreplayed: passes that were not replayed, though others of their kind are.
-        cannot_capture: one of them failed.
+        num_unreplayed: passes that ran otherwise where captures are made: too few of their kind, or the capture itself.
+        cannot_capture: a capture of one of its passes failed.
         twin: the shallow copy of the model that compiled passes run, where they do not run the model itself.
     """
 

@@ -41,7 +41,7 @@ class RecordingModel(RaggedModel):
 
     def reset(self) -> None:
         super().reset()
-        self.recording = self.cache.recorded = self.cache.recordings.setdefault(self.recorded, RaggedLayer(self.cache))
+        self.recording = self.cache.recorded = RaggedLayer(self.cache)
 
     def release(self) -> None:
         self.cache.recorded = None  # other calls take the cache
@@ -67,7 +67,14 @@ class RecordingModel(RaggedModel):
 
 
 class StaticRecordingModel(RecordingModel, StaticModel):
-    """The same with passes of static shape, eager or captured."""
+    """The same with passes of static shape, eager or captured. Those keep the memory of states for later calls."""
+
+    def reset(self) -> None:
+        super().reset()
+        if self.capture is not None:
+            self.recording = self.cache.recorded = self.cache.recordings.setdefault(self.recorded, self.recording)
+            if self.recording.is_initialized:  # no mask hides an inf
+                self.recording.keys.zero_()
 
     def _run_static(self, function, inputs, kind):
         return super()._run_static(function, inputs, (*kind, self.recorded))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..hf_compat import mark_dynamic
@@ -20,7 +21,7 @@ from ..types import Batch, uploaded
 from . import pool
 from .artifacts import CompiledPass
 from .cached_model import num_logits
-from .capture import Capture
+from .capture import Capture, broken
 from .masks import AttentionLayers, no_nodes
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
@@ -30,6 +31,8 @@ from .traced import MAX_COLUMNS, ragged_pass
 MIN_SLOTS, STEPS = 256, 4
 #: how often a kind of pass runs before it is captured, which takes about as long
 NUM_EAGER = 3
+#: captured passes of a cache, each of which keeps its output
+MOST_CAPTURED = 64
 
 
 def ladder(num_slots: int) -> int:
@@ -52,6 +55,12 @@ def logits_of_pass(
         keep: how many columns of logits, as the model takes it.
     """
     return ragged_pass(model, cache, layers, dtype, tensors, **keep).logits
+
+
+def rounded_up(number: int) -> int:
+    """Columns or nodes of which a pass is made where there are `number`: up to half as many more, of few different numbers."""
+    step = max(1, 2 ** (number - 1).bit_length() // STEPS)
+    return -(-number // step) * step
 
 
 class StaticModel(RaggedModel):
@@ -138,8 +147,9 @@ class StaticModel(RaggedModel):
         width = max(widths)
         if self.capture is None or self.all_slots:
             return width
-        step = max(1, 2 ** (width - 1).bit_length() // STEPS)
-        return max(width, min(-(-width // step) * step, min(batch.host_lengths) + ahead))
+        num_nodes = 0 if batch.tree is None else max(ahead, 0)
+        wanted = rounded_up(num_nodes) + width - num_nodes if num_nodes else rounded_up(width)
+        return max(width, min(wanted, min(batch.host_lengths) + ahead))
 
     def _is_static(self, width: int) -> bool:
         if not self.layers.attend:  # there are no slots
@@ -155,6 +165,10 @@ class StaticModel(RaggedModel):
         bounds, slots = self._bounds_and_slots(self.cache.capacity, batch.max_position)
         is_tree = batch.tree is not None and ahead > 0
         nodes = self._nodes(batch, ahead) if is_tree else no_nodes(len(batch.rows), num_slots, self.device)
+        if is_tree and self.capture is not None:  # nodes that nothing follows
+            root, depths, ancestors = nodes
+            more = rounded_up(depths.shape[1]) - depths.shape[1]
+            nodes = root, functional.pad(depths, (0, more)), functional.pad(ancestors, (0, more, 0, more))
         return (
             self._input_ids(batch, ahead, width),
             (batch.lengths - batch.padding + (ahead - width)).to(self.device),
@@ -186,22 +200,31 @@ class StaticModel(RaggedModel):
     def _run_static(self, function: Callable[..., Any], inputs: tuple[Tensor, ...], kind: tuple) -> Any:
         """Call `function`, or replay it: what is not in `inputs` must be in `kind`."""
         kind += tuple(tuple(tensor.shape) for tensor in inputs)
-        if self.capture is not None and kind not in self.cache.captured:
+        captured = self.cache.captured
+        if self.capture is not None and self.device in broken:
+            captured.clear()
+            self.capture = None
+        if self.capture is not None and kind not in captured:
             self.kept.num_unreplayed += 1
             self.kept.met[kind] += 1
-        if self.capture is None or self.kept.met[kind] <= NUM_EAGER:
+        if self.capture is None or (kind not in captured and self.kept.met[kind] <= NUM_EAGER):
             return function(*inputs)
-        if kind not in self.cache.captured:
+        if kind not in captured:
+            if len(captured) >= MOST_CAPTURED:  # those replayed last are behind
+                del captured[next(iter(captured))]
             # Capturing draws, and the replay draws again: a seed has to give the same tokens with either.
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 try:
-                    beside = next(iter(self.cache.captured.values()), None)
-                    self.cache.captured[kind] = self.capture(function, inputs, beside)
+                    captured[kind] = self.capture(function, inputs, next(iter(captured.values()), None))
                 except RuntimeError as error:  # a model that waits for the device inside a pass: for routing, say
                     name, self.capture, self.kept.cannot_capture = type(self.original).__name__, None, True
+                    captured.clear()
                     warnings.warn(f"passes of {name} cannot be captured and run eagerly: {error}", stacklevel=2)
         # Where it is not captured, nothing is kept: the function belongs to this call, and holds its model.
-        return function(*inputs) if self.capture is None else self.cache.captured[kind](*inputs)
+        if self.capture is None:
+            return function(*inputs)
+        captured[kind] = captured.pop(kind)
+        return captured[kind](*inputs)
 
     def _compiled(self, inputs: tuple[Tensor, ...], only_last: bool) -> Callable[..., Tensor]:
         """One compilation for all sizes but 1, which torch treats apart."""

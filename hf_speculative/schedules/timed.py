@@ -10,6 +10,8 @@ from .wrapped import WrappedSchedule
 
 #: round FIRST and every EVERY-th after it is plain, for comparison, in calls for LONG_CALL new tokens or more
 EVERY, FIRST, LONG_CALL = 64, 2, 32
+#: such rounds in turn, until one counts
+PLAIN = 5
 
 
 class Timed(WrappedSchedule):
@@ -24,7 +26,8 @@ class Timed(WrappedSchedule):
     def __init__(self, schedule: Schedule, known: RoundCosts, num_first: Callable[[], int] = lambda: 0):
         super().__init__(schedule)
         self.known, self.num_first, self.num_rounds = known, num_first, 0
-        self.counts = self.is_caught_up = self.is_plain = self.is_long = self.is_due = False
+        self.counts = self.is_caught_up = self.is_plain = self.is_long = False
+        self.num_due = 0
 
     def begin(self, batch: Batch, costs: Callable[[int], Costs]) -> None:
         super().begin(batch, costs)
@@ -32,8 +35,9 @@ class Timed(WrappedSchedule):
 
     def plan(self, batch: Batch) -> list[int]:
         self.counts = not batch.is_unread
-        self.is_due |= self.counts and self.num_rounds % EVERY == FIRST
-        self.is_plain = self.counts and self.is_long and self.is_due
+        if self.counts and self.num_rounds % EVERY == FIRST:
+            self.num_due = PLAIN
+        self.is_plain = self.counts and self.is_long and self.num_due > 0
         self.num_rounds += self.counts
         self.first_before = self.num_first()
         self.started = time.perf_counter()
@@ -51,7 +55,8 @@ class Timed(WrappedSchedule):
             self.schedule.update(round)
         passes = 0 if self.is_plain else passes
         counts = self.counts and self.num_first() == self.first_before
-        self.is_due &= not (self.is_plain and counts)
+        if self.is_plain:
+            self.num_due = 0 if counts else self.num_due - 1
         is_whole = nodes or not passes  # no tree that was drafted and not worth its pass
         if counts and is_whole and (self.is_caught_up or not passes):
             self.known.see(len(round.rows), passes, nodes, seconds, self.levels if passes else 0)

@@ -22,7 +22,7 @@ from .sampling_params import SamplingParams
 from .settings import Settings
 
 #: rows that run together at least, on a CPU and elsewhere, and the answers of a part by rows
-ROWS_ON_CPU, ROWS, PART = 16, 128, 8
+ROWS_ON_CPU, ROWS, PART = 16, 64, 8
 #: settings that answers depend on
 OF_ANSWERS = ("use", "max_new_tokens", "answers_per_prompt", "seed", "batch_size")
 KEPT = "the answers before are kept, and the same call goes on once there is room"

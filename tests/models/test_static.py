@@ -254,6 +254,7 @@ def test_cuda_graphs(compile, monkeypatch):
     target, draft = copy.deepcopy(model).cuda(), tiny.noisy_copy(model).cuda()
     for _ in range(2):
         unequal(target, draft, optimize=True)
+    assert pool._kept[target].idle.captured and pool._kept[draft].idle.captured
 
 
 class TestAllDraftTokensInOneReplay:

@@ -262,6 +262,8 @@ def _fakes(devices: Devices) -> dict:
     def index_of(place) -> int:
         if isinstance(place, int):
             return place
+        if torch.device(place).type != "cuda":
+            raise ValueError(f"Expected a cuda device, but got: {place}")
         index = torch.device(place).index
         return devices.current if index is None else index
 
