@@ -13,7 +13,7 @@ from transformers import StoppingCriteria
 import hf_speculative as hs
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.models import pool, probe, static
-from hf_speculative.models.capture import CudaGraph, broken
+from hf_speculative.models.capture import CudaGraph, failed_on
 from tests.architectures.check import build
 from tests.support import fake_cuda, tied, tiny
 from tests.support.cases import slow_but
@@ -40,7 +40,7 @@ from tests.support.one_read import (
 def devices(monkeypatch):
     run_as(monkeypatch, captures=True)
     monkeypatch.setattr(static, "NUM_EAGER", 0)
-    broken.clear()
+    failed_on.clear()
     with fake_cuda.simulated() as devices:
         yield devices
 
@@ -220,7 +220,7 @@ class TestGraphs:
 
         with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
             captured(function, torch.ones(3, device="cuda:0"))
-        assert broken == {torch.device("cuda:0")}, "nothing is captured there any more"
+        assert failed_on == {torch.device("cuda:0")}, "nothing is captured there any more"
         assert len({torch.empty(1, device="cuda:0").exponential_().item() for _ in range(3)}) == 3
 
     def test_memory_is_shared_while_there_is_a_graph(self, gpus):

@@ -22,8 +22,8 @@ Capture = Callable[[Callable[..., Any], tuple[Tensor, ...], Replayed | None], Re
 
 #: how torch's warning of a wait begins
 WAITS = "called a synchronizing CUDA operation"
-#: a capture failed on these devices: graphs that draw hold a generator that is no more, and memory may be lost
-broken: set[torch.device] = set()
+#: devices where a capture failed: graphs that draw hold a generator that is no more, and memory may be lost
+failed_on: set[torch.device] = set()
 
 
 def are_equal(one: list[Tensor], other: list[Tensor]) -> bool:
@@ -92,7 +92,12 @@ def _warm_up_stream(device: torch.device) -> torch.cuda.Stream:
 @contextmanager
 def _refusing_waits() -> Iterator[None]:
     """Refuse what waits for the device, which must not be captured, before it is."""
-    mode, thread, places = torch.cuda.get_sync_debug_mode(), threading.get_ident(), list[str]()
+    mode, show, thread, places = (
+        torch.cuda.get_sync_debug_mode(),
+        warnings.showwarning,
+        threading.get_ident(),
+        list[str](),
+    )
 
     def note(message, category, filename, lineno, file=None, line=None) -> None:
         """Called by the thread that warns, which may be another one."""
@@ -107,6 +112,7 @@ def _refusing_waits() -> Iterator[None]:
             yield
         finally:
             torch.cuda.set_sync_debug_mode(mode)
+            warnings.showwarning = show  # a Python whose filters belong to a context leaves it
     if places:
         raise RuntimeError(f"a pass waits for the device, in {places[0]}")
 
@@ -118,7 +124,7 @@ def _undone_if_it_fails(device: torch.device) -> Iterator[None]:
     try:
         yield
     except RuntimeError:
-        broken.add(device)
+        failed_on.add(device)
         torch.cuda.set_stream(stream)
         state = torch.Generator(generator.device)
         state.set_state(generator.get_state())

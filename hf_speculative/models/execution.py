@@ -13,7 +13,7 @@ from . import artifacts, linears, pool
 from .artifacts import BoundPass, CompiledPass, PassOfPieces
 from .attention import takes_masks
 from .cached_model import device_of
-from .capture import CudaGraph, broken
+from .capture import CudaGraph, failed_on
 from .choice import Path, choose
 from .inputs import Inputs
 from .masks import is_recurrent
@@ -105,7 +105,7 @@ def can_capture(model: PreTrainedModel) -> bool:
     Not under autocast, whose copies of weights go when it ends. Of a user's hooks and functions a replay runs none.
     """
     device, modules = device_of(model), list(model.modules())
-    if device.type != "cuda" or device in broken or torch.is_autocast_enabled(device.type):
+    if device.type != "cuda" or device in failed_on or torch.is_autocast_enabled(device.type):
         return False
     if any(module._forward_pre_hooks or has_own_forward(module) for module in modules) or not only_capture(modules):
         return False

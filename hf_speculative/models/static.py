@@ -21,7 +21,7 @@ from ..types import Batch, uploaded
 from . import pool
 from .artifacts import CompiledPass
 from .cached_model import num_logits
-from .capture import Capture, broken
+from .capture import Capture, failed_on
 from .masks import AttentionLayers, no_nodes
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
@@ -201,30 +201,35 @@ class StaticModel(RaggedModel):
         """Call `function`, or replay it: what is not in `inputs` must be in `kind`."""
         kind += tuple(tuple(tensor.shape) for tensor in inputs)
         captured = self.cache.captured
-        if self.capture is not None and self.device in broken:
+        if self.capture is not None and self.device in failed_on:
             captured.clear()
             self.capture = None
         if self.capture is not None and kind not in captured:
             self.kept.num_unreplayed += 1
             self.kept.met[kind] += 1
-        if self.capture is None or (kind not in captured and self.kept.met[kind] <= NUM_EAGER):
+            if self.kept.met[kind] > NUM_EAGER:
+                self._make_replay(self.capture, function, inputs, kind)
+        if kind not in captured or self.capture is None:
             return function(*inputs)
-        if kind not in captured:
-            if len(captured) >= MOST_CAPTURED:  # those replayed last are behind
-                del captured[next(iter(captured))]
-            # Capturing draws, and the replay draws again: a seed has to give the same tokens with either.
-            with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-                try:
-                    captured[kind] = self.capture(function, inputs, next(iter(captured.values()), None))
-                except RuntimeError as error:  # a model that waits for the device inside a pass: for routing, say
-                    name, self.capture, self.kept.cannot_capture = type(self.original).__name__, None, True
-                    captured.clear()
-                    warnings.warn(f"passes of {name} cannot be captured and run eagerly: {error}", stacklevel=2)
-        # Where it is not captured, nothing is kept: the function belongs to this call, and holds its model.
-        if self.capture is None:
-            return function(*inputs)
-        captured[kind] = captured.pop(kind)
+        captured[kind] = captured.pop(kind)  # those replayed last are behind
         return captured[kind](*inputs)
+
+    def _make_replay(
+        self, capture: Capture, function: Callable[..., Any], inputs: tuple[Tensor, ...], kind: tuple
+    ) -> None:
+        """Capture `function`, of which only the replay is kept: it belongs to this call, and holds its model."""
+        captured = self.cache.captured
+        if len(captured) >= MOST_CAPTURED:
+            del captured[next(iter(captured))]
+        # Capturing draws, and the replay draws again: a seed has to give the same tokens with either.
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            try:
+                captured[kind] = capture(function, inputs, next(iter(captured.values()), None))
+            except RuntimeError as error:  # a model that waits for the device inside a pass: for routing, say
+                captured.clear()
+                self.capture, self.kept.cannot_capture = None, True
+                name = type(self.original).__name__
+                warnings.warn(f"passes of {name} cannot be captured and run eagerly: {error}", stacklevel=3)
 
     def _compiled(self, inputs: tuple[Tensor, ...], only_last: bool) -> Callable[..., Tensor]:
         """One compilation for all sizes but 1, which torch treats apart."""
