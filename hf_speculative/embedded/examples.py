@@ -107,7 +107,9 @@ def _convert(source: Path, folder: Path) -> None:
     if lacking := {*found.missing_keys} - tied_weights(model):
         raise ValueError(f"transformers reads no {', '.join(sorted(lacking))} from {source}: use another version.")
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(place, **kwargs).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(place, **kwargs)
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.pad_token_id)  # which transformers 5.17 reads nowhere
+    tokenizer.save_pretrained(folder)
 
 
 def _file() -> Path:
