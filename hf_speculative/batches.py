@@ -229,7 +229,7 @@ class AttachedBatch:
         for output in outputs if record_timestamps else []:
             output.timestamps = []
         settings = settings_of_requests(model, config, kwargs.get("max_new_tokens"))
-        if batching.seed is not None:
+        if batching.seed is not None and config.do_sample:
             generator = torch.Generator(device_of(model)).manual_seed(batching.seed)
             settings["speculative_config"] = SpeculativeConfig(generator=generator)
         lanes = min(batching.max_requests_per_batch or LANES, len(outputs))
@@ -273,7 +273,7 @@ def plain_manager(model: PreTrainedModel, *args, **kwargs) -> Any:
     """transformers' manager of continuous batching, of a model that `attach` gave a draft: it drafts nothing, and says so."""
     warnings.warn(
         "nothing is drafted by this manager of continuous batching: its paged cache cannot take drafts back. "
-        "`model.generate_batch` drafts, and so does the server `hf_speculative serve`.",
+        "`model.generate_batch` drafts, and so does the server `hf-speculative serve`.",
         stacklevel=2,
     )
     return type(model).init_continuous_batching(model, *args, **kwargs)

@@ -101,11 +101,11 @@ def test_captured_rows_that_take_the_place_of_others(has_draft, gpus):
     target, draft = on("cuda:0", TARGET, DRAFT)
     hs.attach(target, optimize=True)
     texts = tiny.texts(7, width=8)
-    options = SETTINGS | {"max_new_tokens": 30, "eos_token_id": [5, 9, 17], "draft_model": draft if has_draft else None}
+    options = SETTINGS | {"max_new_tokens": 20, "eos_token_id": [5, 9, 17], "draft_model": draft if has_draft else None}
     found = list(hs.generate_batches(target, texts, **options, batch_size=2))
-    assert gpus.num_replays > 40
+    assert gpus.num_replays > 20
     for text, completion in zip(texts, found, strict=True):
-        plain = TARGET.generate(torch.tensor([text]), **SETTINGS | {"max_new_tokens": 30, "eos_token_id": [5, 9, 17]})
+        plain = TARGET.generate(torch.tensor([text]), **SETTINGS | {"max_new_tokens": 20, "eos_token_id": [5, 9, 17]})
         assert completion.new_ids == plain[0, len(text) :].tolist()
 
 
@@ -347,3 +347,10 @@ class TestTheSimulation:
         del weight
         with pytest.raises(RuntimeError, match="freed"):
             replay(gpu)
+
+
+def test_a_generator_of_another_device_is_refused(gpus):
+    (target,) = on("cuda:0", TARGET)
+    call = prompts("cuda:0") | SETTINGS | {"do_sample": True, "draft_model": "auto"}
+    with pytest.raises(ValueError, match=r"`generator` draws on cpu .* give `torch.Generator\('cuda'\)`"):
+        hs.generate(target, **call, speculative_config=hs.SpeculativeConfig(generator=torch.Generator()))

@@ -113,6 +113,12 @@ def test_copies_have_their_own(attached, how):
     assert fields(other.generate_batch(PROMPTS, GREEDY)) == fields(attached.generate_batch(PROMPTS, GREEDY))
 
 
+def test_a_seed_means_nothing_to_greedy_requests(attached):
+    assert fields(attached.generate_batch(PROMPTS, GREEDY, batching(seed=3))) == fields(
+        attached.generate_batch(PROMPTS, GREEDY)
+    )
+
+
 def test_what_it_does_not_take_is_refused_before_a_forward(attached):
     config = GenerationConfig(do_sample=False)
     calls = (

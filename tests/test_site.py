@@ -27,6 +27,7 @@ def folder(tmp_path_factory):
     return base / "site"
 
 
+@pytest.mark.slow
 def test_no_link_is_broken_and_nothing_is_asked_of_others(folder):
     assert len(site.pages(folder)) > 30
     assert site.broken(folder) == [] and site.foreign_assets(folder) == []

@@ -122,7 +122,10 @@ def _unpadded(prompt: Mapping, index: int) -> list[int]:
     if unknown or "input_ids" not in prompt:
         keys = ", ".join(map(repr, sorted(prompt)))
         raise ValueError(f"prompt {index} has keys {keys}: give `input_ids` and `attention_mask`, or use `generate`.")
-    ids = torch.as_tensor(prompt["input_ids"]).flatten().tolist()
+    given = torch.as_tensor(prompt["input_ids"])
+    if given.ndim > 1 and len(given) != 1:
+        raise ValueError(f"prompt {index} holds {len(given)} rows: give each as a prompt of its own.")
+    ids = given.flatten().tolist()
     mask = torch.as_tensor(prompt.get("attention_mask", [1] * len(ids))).flatten().tolist()
     kept = [position for position, is_seen in enumerate(mask) if is_seen]
     if len(mask) != len(ids) or (kept and kept[-1] - kept[0] + 1 != len(kept)):

@@ -90,7 +90,8 @@ def load_pair(
     from ..tokenizers.loading import tokenizer_of_draft
 
     named, methods = (None, None) if draft_model is None else DRAFTS.split(checked("draft_model", draft_model))
-    if (model is None) != (named is None) and (needs_draft or model is None) and methods is None:
+    is_alone = model is not None and named is None and methods is None and needs_draft
+    if is_alone or (model is None and named is not None):
         raise ValueError(f"{' and '.join(options)} go together: give both, or none for the embedded pair.")
     if model is None:
         target, draft, tokenizer = load_embedded(machine, head)

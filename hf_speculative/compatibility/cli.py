@@ -47,8 +47,9 @@ def check(settings: Options) -> None:
     """Can this draft guess for this target, and is it worth it?
 
     Says how each model's cache forgets rejected guesses, and proves it by comparing logits. Says how the draft's tokens become
-    the target's. Then compares the draft, and every source that needs none, with plain decoding on a few short texts, greedy
-    and sampled. It says how much is accepted, and how much faster it is here. Exits with status 1 if the pair does not work.
+    the target's. Then compares the draft, `auto`, prompt lookup and the target's own layers with plain decoding
+    on a few short texts, greedy and sampled. It says how much is accepted, and how much faster it is here. Exits with status 1
+    if the pair does not work.
 
     The embedded pair:  hf-speculative check
 

@@ -27,7 +27,8 @@ TEXT_MODULES = ("argparse", "typing", "inspect", "subprocess", "dataclasses", "a
 QUESTION = "Explain what this Python code does:\n\n"
 #: the built-in text as a suite: `code/64` are prompts of 64 tokens
 CODE = "code"
-METHODS = ("assisted", "draft", "head", *DRAFTS.methods, "optimized")
+#: without "grammar", which nothing here has
+METHODS = ("assisted", "draft", "head", *(name for name in DRAFTS.methods if name != "grammar"), "optimized")
 DEFAULT_METHODS = ("assisted", "draft", "head", "auto")
 
 
@@ -74,9 +75,16 @@ class Pair:
     """
 
     target: PreTrainedModel
-    drafts: dict[str, PreTrainedModel]
+    drafts: dict[str, Any]
     tokenizer: PreTrainedTokenizerBase
     draft_tokenizer: PreTrainedTokenizerBase | None = None
+
+    @property
+    def has_assistant(self) -> bool:
+        """Whether there is a model for assisted generation."""
+        from transformers import PreTrainedModel
+
+        return isinstance(self.drafts.get("draft"), PreTrainedModel)
 
     def settings(self, methods: Iterable[str], lengths: Iterable[int | None], place: Place) -> list[Setting]:
         """List the settings of `methods` at a place; methods without their draft are left out.
@@ -100,7 +108,7 @@ class Pair:
         if method in DRAFTS.methods:
             return [{"draft_model": method}]
         draft = "head" if method == "head" else "draft"
-        if draft not in self.drafts or (method == "assisted" and batch_size > 1):
+        if draft not in self.drafts or (method == "assisted" and (batch_size > 1 or not self.has_assistant)):
             return []
         if method == "assisted":
             return [{"rival": "assisted", "num_draft_tokens": length}]
@@ -147,7 +155,7 @@ def bench(
     from .suites import CATEGORY, TURNS
 
     rivals = [compiled(pair.target)]
-    if "draft" in pair.drafts:
+    if pair.has_assistant:
         rivals.append(assisted(pair.target, NamedDraft(pair.drafts["draft"], pair.draft_tokenizer)))
     tokenizers = {} if pair.draft_tokenizer is None else {"draft": pair.draft_tokenizer}
     deadline = None if minutes is None else time.monotonic() + 60 * minutes

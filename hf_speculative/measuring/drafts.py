@@ -54,10 +54,13 @@ def named_drafts(
     """
     if given is None:
         given, config = attached_to(target)
-        if isinstance(given, tuple):  # a model, and methods beside it
-            given, _ = given
-        if isinstance(given, PreTrainedModel) and config is not None and config.draft_tokenizer is not None:
-            draft_tokenizers = {_name(given): config.draft_tokenizer, **draft_tokenizers}
+        own = None if config is None else config.draft_tokenizer
+        if isinstance(given, PreTrainedModel) and own is not None:
+            draft_tokenizers = {_name(given): own, **draft_tokenizers}
+        elif given is not None and not isinstance(
+            given, (str, PreTrainedModel)
+        ):  # tables, a drafter, or several sources
+            given = {"attached": NamedDraft(given, own)}
     methods: list[str] = []
     if given is None:
         pairs: list[tuple[str, PreTrainedModel | NamedDraft | str]] = []
@@ -86,7 +89,7 @@ def _draft(given, target, tokenizer, draft_tokenizer) -> NamedDraft:
         draft_tokenizer = tokenizer_of_draft(given, tokenizer)
     model: Any = load_draft(given, target)
     checks.check_source(source_of("draft_model", model), checks.unwrap(target, "model"))
-    source = given if isinstance(given, str) else model.config.name_or_path
+    source = given if isinstance(given, str) else getattr(getattr(model, "config", None), "name_or_path", "")
     return NamedDraft(model, draft_tokenizer, source)
 
 

@@ -20,6 +20,8 @@ def fingerprint(value: Any) -> str:
     """
     from datasets.fingerprint import Hasher  # a second of imports
 
+    if isinstance(value, tuple):
+        value = [*map(fingerprint, value)]
     try:
         return Hasher.hash(list(_weights(value)) if isinstance(value, nn.Module) else value)
     except Exception:  # it cannot be pickled

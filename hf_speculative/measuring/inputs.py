@@ -101,7 +101,7 @@ def prompts_of(
             prompts.bad_rows.append(row)
             continue
         try:
-            said = _read(read, row)
+            said = read_row(read, row)
             is_turns = takes_turns and isinstance(said, list) and said and all(isinstance(one, str) for one in said)
             first, *later = said if is_turns else [said]
             prompts.ids[index] = ids_of(first, index)
@@ -124,13 +124,18 @@ def categories_of(rows: list, how: Reader | None, prompts: Prompts) -> list[str 
     if how is None:
         return []
     read = reader(how, rows, "category")
-    found = [None if isinstance(row, BadRow) else str(_read(read, row)) for row in rows]
+    found: list[str | None] = []
+    for row in rows:
+        try:
+            found.append(None if isinstance(row, BadRow) else str(read_row(read, row)))
+        except ValueError:  # a row without one
+            found.append(None)
     for before in prompts.before.values():  # in the order of their indices
         found.append(found[before])
     return found
 
 
-def _read(read, row) -> Any:
+def read_row(read, row) -> Any:
     """Read a row, and turn any error of a user's function into a ValueError."""
     try:
         return read(row)
@@ -159,7 +164,7 @@ class Task:
         read = reader(self.references, rows, "references")
         for index in list(prompts.ids):
             try:
-                self.by_index[index] = _read(read, rows[index])
+                self.by_index[index] = read_row(read, rows[index])
             except ValueError as error:
                 prompts.bad_rows.append(BadRow(index, f"its reference: {error}"))
                 del prompts.ids[index]

@@ -33,7 +33,7 @@ class HeadStudent(Student):
         return self.head if is_same else copy.deepcopy(self.head).to(self.target.dtype)
 
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-        write_head(self.head, folder, self.layout)
+        write_head(self.draft(), folder, self.layout)  # in the dtype in which it was measured
 
 
 def layer_fields(target: PreTrainedModel, kind: str) -> dict[str, Any]:

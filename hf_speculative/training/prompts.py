@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..measuring.inputs import Prompts, prompts_of
+from ..measuring.inputs import Prompts, prompts_of, read_row
 from ..measuring.journal import BadRow
 from ..measuring.rows import Reader, read_rows, reader
 from .examples import Example
@@ -93,7 +93,7 @@ def _answers(rows: list, how: Reader | None, prompts: Prompts, tokenizer) -> dic
     read, found = reader(how, rows, "answers"), {}
     for index in prompts.ids:
         try:
-            text = read(rows[index])
+            text = read_row(read, rows[index])
         except ValueError as error:
             prompts.bad_rows.append(BadRow(index, f"its answer: {error}"))
             continue

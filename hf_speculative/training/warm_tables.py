@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..drafting.proposers import NUM_SUCCESSORS
 from ..drafting.suffix.store import SuffixStore
 from ..drafting.tables import Tables
-from ..models import device_of, num_logits
+from ..models import device_of, num_logits, without_dropout
 from .examples import Example
 
 #: the likeliest tokens of a position that count
@@ -35,7 +35,8 @@ def learn_tables(
     for number, example in enumerate(examples, start=1):
         ids = torch.tensor([[*example.prompt_ids, *example.new_ids]], device=device_of(target))
         start = max(0, len(example.prompt_ids) - 1)
-        logits = target(input_ids=ids, use_cache=False).logits[0, start:].float()
+        with without_dropout(target):
+            logits = target(input_ids=ids, use_cache=False).logits[0, start:].float()
         probs, likeliest = logits.softmax(-1).topk(CANDIDATES)
         pairs.append((ids[0, start:, None] * vocab_size + likeliest).flatten().cpu())
         chances.append(probs.flatten().cpu())

@@ -49,6 +49,7 @@ BAD_PROMPTS = {
     "too long": ([1] * 129, ValueError, "prompt 1 has 129 tokens, but the model has 128"),
     "an id too large": ([1, 999, 2], ValueError, "prompt 1 holds the id 999.* embeddings for 0 to 60"),
     "two rows": (torch.ones(2, 2, dtype=torch.long), ValueError, r"shape \(2, 2\): pass 1-D ids"),
+    "an encoding of two rows": ({"input_ids": [[1, 2], [3, 4]]}, ValueError, "prompt 1 holds 2 rows"),
     "floats": (torch.ones(2), ValueError, "float32 tensor"),
     "an image": ({"input_ids": [1], "pixel_values": 0}, ValueError, "'pixel_values'"),
     "a hole": ({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}, ValueError, "hides more than padding"),

@@ -103,6 +103,8 @@ def test_a_stopped_benchmark_keeps_what_was_measured(tmp_path, monkeypatch):
         (["--compare", "nowhere.json"], "nowhere.json is no run of suites"),
         (["--methods", "fast"], "'fast' is not known: choose from assisted"),
         (["--draft-tokens", "0"], "`--draft-tokens 0` drafts nothing"),
+        (["--draft-model", "mine+suffix"], "--model and --draft-model go together"),
+        (["--minutes", "0"], "`--minutes 0.0`: give more than 0"),
     ],
 )
 def test_errors_are_messages(arguments, message):

@@ -118,7 +118,7 @@ def looked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     made = {"plenty": plenty(), "hostile": hostile(), "unfinished": unfinished(), "begun": begun()}
     both = [(width, scheme) for width in (browser.PHONE, browser.DESKTOP) for scheme in ("light", "dark")]
-    ways = {"plenty": both, "hostile": both, "unfinished": both[1:2], "begun": both[1:2]}
+    ways = {"plenty": both, "hostile": both[::3], "unfinished": both[1:2], "begun": both[1:2]}
     views = {}
     with browser.chromium() as chromium:
         for name, evaluation in made.items():

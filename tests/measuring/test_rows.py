@@ -108,6 +108,11 @@ def test_a_row_that_the_users_function_fails_on_is_one_bad_row(evaluate):
     assert [row.message[:14] for row in found.bad_rows] == ["KeyError: 'q'", "AttributeError"]
 
 
+def test_a_row_without_a_category_is_measured_too(evaluate):
+    found = evaluate([{"prompt": "import os", "topic": "a"}, {"prompt": "def f(", "topic": None}], category="topic")
+    assert found.is_complete and not found.bad_rows
+
+
 def test_messages_that_the_chat_template_refuses_are_one_bad_row(model, small, tokenizer):
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.chat_template = "{% set m = messages[0] %}{{ m.content if m.role == 'user' else raise_exception('no') }}"

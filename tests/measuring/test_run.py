@@ -12,7 +12,7 @@ import hf_speculative as hs
 from hf_speculative.measuring import decoder
 from hf_speculative.measuring.settings import Setting
 from hf_speculative.verification import RULES
-from tests.support import tongues
+from tests.support import drafters, tongues
 from tests.support.command import run_command, write_prompts
 from tests.support.evaluations import OPTIONS, TEXTS, counts, kill_after
 
@@ -159,6 +159,16 @@ def test_drafts_by_name_and_attached(evaluate, model, small, tmp_path, tokenizer
     evaluation = hs.evaluate(hs.attach(copy.deepcopy(model), small), None, TEXTS, tokenizer=tokenizer, **OPTIONS)
     assert evaluation.totals(evaluation.settings[1]).statistics.num_draft_tokens
     assert evaluation.totals(evaluation.settings[0]).statistics is None
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_sources_that_were_attached(several, model, small, tokenizer):
+    """What is no model has no name of its own."""
+    source = (small, "suffix") if several else drafters.suffix_drafter()
+    target = hs.attach(copy.deepcopy(model), source)
+    evaluation = hs.evaluate(target, None, TEXTS, tokenizer=tokenizer, **OPTIONS)
+    assert evaluation.settings[1].draft == "attached"
+    assert evaluation.totals(evaluation.settings[1]).statistics.num_draft_tokens
 
 
 @pytest.mark.slow

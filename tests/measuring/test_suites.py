@@ -190,8 +190,8 @@ def test_seconds_of_rows_are_until_their_own_end(evaluate, monkeypatch):
 
 
 def test_the_command_makes_the_papers_table(chats, tmp_path):
-    files = {name: tmp_path / name for name in ("a.json", "a.md", "b.md", "c.md", "c.html")}
-    cells = ["--batch", "1,2", "--temperature", "0,1", "--new-tokens", "16"]
+    files = {name: tmp_path / name for name in ("a.json", "b.json", "a.md", "b.md", "c.md", "c.html")}
+    cells = ["--batch", "1,2", "--temperature", "0,1", "--new-tokens", "8"]
     common = ("--suite", chats, *cells, "--results", tmp_path / "r")
     result = run(*common, "--json", files["a.json"], "--report", files["a.md"], "--by", "Ada", "--minutes", "5")
     assert result.exit_code == 0, result.output
@@ -217,6 +217,8 @@ def test_the_command_makes_the_papers_table(chats, tmp_path):
     assert "| speedup #1 | speedup #2 |" in files["b.md"].read_text()
     result = run("--compare", files["a.json"], "--compare", files["a.json"], "--report", files["c.md"])
     assert result.exit_code == 0 and "#2: Ada" in files["c.md"].read_text()
+    result = run("--compare", files["a.json"], "--json", files["b.json"])
+    assert result.exit_code == 2 and "leave --json out" in result.stderr
     assert run(*common, "--report", files["c.html"]).exit_code == 0 and "chats" in files["c.html"].read_text()
 
 

@@ -12,8 +12,9 @@ hide: [toc]
 ---
 # Options
 
-A call of `generate` takes `draft_model`, `num_draft_tokens`, `reproducible` and transformers' own names for drafting.
-All other options are fields of `SpeculativeConfig`, given to `attach(model, draft, config=...)` or, for one call, as
+A call of `generate` takes `draft_model`, `num_draft_tokens`, `reproducible`, `grammar`, `tokenizer`, `streamer`,
+`synced_gpus` and transformers' own names for drafting. The others are fields of `SpeculativeConfig`, given to
+`attach(model, draft, config=...)` or, for one call, as
 `speculative_config=...`. Below, keywords are bold, and a star marks what a `generation_config` may say as well.
 
 An option is taken from the call, then from what was attached, then from the target's `generation_config`, then from the

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import hf_speculative as hs
 from hf_speculative.training.dflash_student import DFlashStudent, new_block
@@ -91,3 +92,14 @@ def test_a_lora_trains_little_and_is_merged(target, tmp_path):
 class Nothing:
     def save_pretrained(self, folder):
         pass
+
+
+@pytest.mark.parametrize(("student", "new"), [(Eagle3Student, new_head), (DFlashStudent, new_block)])
+def test_a_head_is_saved_in_the_dtype_of_its_target(student, new, tmp_path):
+    """In which it was measured; it learns in float32."""
+    target = tiny.llama().to(torch.bfloat16)
+    learning = student(new(target, torch.ones(tiny.VOCAB), 20), target)
+    learning.save(tmp_path, None)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert {tensor.dtype for tensor in saved.values() if tensor.is_floating_point()} == {torch.bfloat16}
+    assert learning.head.dtype == torch.float32

@@ -95,6 +95,15 @@ def test_heads_with_more_than_is_trained_are_refused(learn, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_prompts_that_leave_no_room_are_refused_at_once(learn, tmp_path):
+    with (
+        tiny.CountForwards(target := tiny.llama()) as forwards,
+        pytest.raises(ValueError, match="`max_length=2` leaves no"),
+    ):
+        learn(target, tmp_path, {"max_length": 2})
+    assert not forwards.lengths
+
+
 def test_a_lora_on_a_draft_by_the_same_steps(trained, learn, tmp_path):
     target, result, _ = trained
     settings = {"head": f"draft:{result.folder}", "lora_rank": 2, "learning_rate": 0.05}

@@ -93,3 +93,11 @@ def test_a_run_makes_them_with_a_card(tokenizer, tmp_path):
     card = (tmp_path / "README.md").read_text()
     assert "Warm tables" in card and " without tables, " in card and "learning rate" not in card
     assert same_as_plain(target, tiny.prompts(2), draft_model=str(tmp_path), num_draft_tokens=4).num_draft_tokens
+
+
+def test_a_target_in_training_is_read_without_dropout(tokenizer):
+    target = tiny.build("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
+    examples = [Example((5, 6), (7, 6, 9, 11))]
+    expected = learn_tables(target.eval(), tokenizer, examples).successors
+    assert np.array_equal(learn_tables(target.train(), tokenizer, examples).successors, expected)
+    assert target.training

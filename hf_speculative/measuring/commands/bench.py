@@ -6,7 +6,7 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -16,7 +16,7 @@ from ...command.arguments import Machine, option, raw_setting, target_option
 from ...command.checks import check_models, check_outputs, numbers
 from ...command.interrupts import STOPPED, ends_at_once
 from ...command.loading import load_pair
-from ...command.settings import setting, with_settings
+from ...command.settings import check_ranges, setting, with_settings
 from ...command.terminal import quiet_transformers
 from ...reports import files
 from ..bench import DEFAULT_METHODS, METHODS
@@ -65,6 +65,7 @@ class Options:
     glossary: bool = setting(False, "Say below the tables what the figures mean.")
 
     def __post_init__(self):
+        check_ranges(self)
         check_models(model=self.model, draft_model=self.draft_model)
         check_outputs(json=self.json_file, report=self.report)
         if self.suite and self.context != "64":
@@ -103,6 +104,14 @@ def bench(settings: Options) -> None:
     quiet_transformers()
     runs = [tables.load(path) for path in settings.compare or ()]
     if runs and not settings.suite:
+        own: dict[str, Any] = {
+            "model": settings.model,
+            "draft-model": settings.draft_model,
+            "results": settings.results,
+        }
+        own |= {"minutes": settings.minutes, "json": settings.json_file}
+        if idle := ", ".join(f"--{name}" for name, value in own.items() if value is not None):
+            raise ValueError(f"--compare without --suite only shows its files: leave {idle} out, or name a --suite.")
         _show(settings, out, runs, {})
         return
     batches = numbers("--batch", settings.batch, int)

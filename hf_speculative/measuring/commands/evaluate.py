@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ...call.option_table import DRAFTS, ROWS
+from ...call.option_table import DRAFTS, ROWS, checked
 from ...command.arguments import GRAMMAR, Machine, Reading, option, target_option, with_drafting_options
 from ...command.checks import check_data, check_models, check_outputs, naming, numbers
 from ...command.interrupts import STOPPED, ends_at_once
@@ -142,6 +142,10 @@ def _load(settings: Options):
     for name in names:
         if DRAFTS.is_method(name) or holds_tables(name):
             continue
+        if DRAFTS.split(checked("draft_model", name))[1] is not None:
+            raise ValueError(
+                f"--draft-model {name}: an evaluation takes one source at a time: give the option for each."
+            )
         with naming("--draft-model", name):
             check_name(name)  # before the target takes minutes to load
     target, tokenizer = load_target("--model", settings.model, settings.machine)
