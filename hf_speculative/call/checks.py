@@ -113,12 +113,10 @@ def check_generation(
         raise ValueError("`use_cache=False` leaves nothing to verify drafts with: set `use_cache=True`.")
     if "generator" in options.in_call and not config.do_sample:
         raise ValueError("`generator` has no effect on greedy decoding: set `do_sample=True` or leave it out.")
-    generator, device = options.config.generator, input_ids.device.type
-    if config.do_sample and generator is not None and generator.device.type != device:
-        place = generator.device.type
-        raise ValueError(
-            f"`generator` draws on {place} and the prompt is on {device}: give `torch.Generator({device!r})`."
-        )
+    generator, place = options.config.generator, input_ids.device.type
+    if config.do_sample and generator is not None and generator.device.type != place:
+        own = generator.device.type
+        raise ValueError(f"`generator` draws on {own} and the prompt is on {place}: give `torch.Generator({place!r})`.")
     unsupported = {
         "num_beams": (config.num_beams or 1) > 1,
         "penalty_alpha": bool(config.penalty_alpha) and not config.do_sample and (config.top_k or 0) > 1,

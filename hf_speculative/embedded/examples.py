@@ -108,9 +108,8 @@ def _convert(source: Path, folder: Path) -> None:
         raise ValueError(f"transformers reads no {', '.join(sorted(lacking))} from {source}: use another version.")
     model.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(place, **kwargs)
-    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(
-        model.config.pad_token_id
-    )  # which transformers 5.17 reads nowhere
+    # From the file itself transformers 5.17 reads none.
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.pad_token_id)
     tokenizer.save_pretrained(folder)
 
 

@@ -27,7 +27,7 @@ TEXT_MODULES = ("argparse", "typing", "inspect", "subprocess", "dataclasses", "a
 QUESTION = "Explain what this Python code does:\n\n"
 #: the built-in text as a suite: `code/64` are prompts of 64 tokens
 CODE = "code"
-#: without "grammar", which nothing here has
+#: without "grammar", for benchmarks have none
 METHODS = ("assisted", "draft", "head", *(name for name in DRAFTS.methods if name != "grammar"), "optimized")
 DEFAULT_METHODS = ("assisted", "draft", "head", "auto")
 

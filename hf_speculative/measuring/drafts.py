@@ -57,10 +57,8 @@ def named_drafts(
         own = None if config is None else config.draft_tokenizer
         if isinstance(given, PreTrainedModel) and own is not None:
             draft_tokenizers = {_name(given): own, **draft_tokenizers}
-        elif given is not None and not isinstance(
-            given, (str, PreTrainedModel)
-        ):  # tables, a drafter, or several sources
-            given = {"attached": NamedDraft(given, own)}
+        elif given is not None and not isinstance(given, (str, PreTrainedModel)):
+            given = {"attached": NamedDraft(given, own)}  # tables, a drafter, or several sources
     methods: list[str] = []
     if given is None:
         pairs: list[tuple[str, PreTrainedModel | NamedDraft | str]] = []

@@ -6,7 +6,7 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -104,13 +104,9 @@ def bench(settings: Options) -> None:
     quiet_transformers()
     runs = [tables.load(path) for path in settings.compare or ()]
     if runs and not settings.suite:
-        own: dict[str, Any] = {
-            "model": settings.model,
-            "draft-model": settings.draft_model,
-            "results": settings.results,
-        }
-        own |= {"minutes": settings.minutes, "json": settings.json_file}
-        if idle := ", ".join(f"--{name}" for name, value in own.items() if value is not None):
+        flags = ("model", "draft-model", "results", "minutes", "json")
+        given = (settings.model, settings.draft_model, settings.results, settings.minutes, settings.json_file)
+        if idle := ", ".join(f"--{name}" for name, value in zip(flags, given, strict=True) if value is not None):
             raise ValueError(f"--compare without --suite only shows its files: leave {idle} out, or name a --suite.")
         _show(settings, out, runs, {})
         return

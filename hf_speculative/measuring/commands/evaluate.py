@@ -144,7 +144,7 @@ def _load(settings: Options):
             continue
         if DRAFTS.split(checked("draft_model", name))[1] is not None:
             raise ValueError(
-                f"--draft-model {name}: an evaluation takes one source at a time: give the option for each."
+                f"--draft-model {name}: several sources at once are not measured: give the option for each."
             )
         with naming("--draft-model", name):
             check_name(name)  # before the target takes minutes to load
