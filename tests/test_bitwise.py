@@ -12,6 +12,7 @@ from hf_speculative.models import FixedShape, choose, native
 from tests.architectures.check import build as built_type
 from tests.architectures.check import types_of
 from tests.support import heads, tiny
+from tests.support.cases import slow_but
 from tests.support.execution import run_as
 from tests.support.fake_graphs import Recorded
 from tests.support.plain import Collect
@@ -143,7 +144,7 @@ class TestByOurKernels:
         return hs.attach(target.to(dtype), draft), draft
 
     @pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
-    @pytest.mark.parametrize("kind", ["llama", "gemma3_text"])  # which has windows
+    @pytest.mark.parametrize("kind", slow_but(["llama", "gemma3_text"], "gemma3_text"))  # which has windows
     @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
     def test_any_draft_gives_the_bits_of_none(self, dtype, kind, settings):
         target, draft = self.attached(dtype, kind)

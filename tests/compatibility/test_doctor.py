@@ -123,6 +123,7 @@ def test_what_is_clearly_better():
     assert not reading(0, num=0).is_poor, "nothing drafted tells nothing"
 
 
+@pytest.mark.slow
 def test_check_examines_a_poor_head_and_says_so(pair, monkeypatch):
     target, head = pair
     monkeypatch.setattr(answer, "candidates", lambda target: [])

@@ -66,7 +66,7 @@ def same(model, call, seed=0, plain=None, **drafts):
 
 
 @pytest.mark.parametrize("sampled", slow_but([False, True], False), ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", GRAMMARS)
+@pytest.mark.parametrize("name", slow_but(GRAMMARS, "schema", "regex", "lark"))
 def test_each_kind_of_grammar(target, draft, tokenizer, name, sampled):
     plain = expected(target, call := call_of(tokenizer, 2, GRAMMARS[name], sampled))
     for drafts in ({}, {"draft_model": "grammar"}, {"draft_model": draft, "num_draft_tokens": 4}):

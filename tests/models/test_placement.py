@@ -10,6 +10,7 @@ from accelerate import cpu_offload, disk_offload
 import hf_speculative as hs
 from tests.architectures.check import build, prompts
 from tests.support import tiny
+from tests.support.cases import slow_but
 from tests.support.placement import quantised, torchao_or_skip
 from tests.support.plain import agrees
 
@@ -80,7 +81,9 @@ def with_quantised_inputs(model, how, torchao):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("how", ["torchao", "torch", "own class", "own hook", "own forward"])
+@pytest.mark.parametrize(
+    "how", slow_but(["torchao", "torch", "own class", "own hook", "own forward"], "torch", "own hook")
+)
 def test_layers_that_quantise_their_inputs(kind, how, torchao):
     """What they compute for a token depends on the others of its pass: no target, but a draft may well be such a model."""
     model, inputs = kind

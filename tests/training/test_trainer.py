@@ -10,6 +10,7 @@ from hf_speculative.training.draft_student import DraftStudent
 from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.trainer import NotFinite
 from tests.support import lessons, tiny
+from tests.support.cases import slow_but
 
 
 @pytest.fixture
@@ -20,10 +21,10 @@ def unlike(target):
 @pytest.mark.parametrize(
     ("kind", "steps", "learning_rate", "loss"),
     [
-        ("draft model", 160, 5e-3, "lk_hybrid"),
+        pytest.param("draft model", 160, 5e-3, "lk_hybrid", marks=pytest.mark.slow),
         ("eagle3", 60, 5e-3, "forward_kl"),
         ("dflash", 80, 1e-2, "cross_entropy"),
-        ("jetspec", 80, 1e-2, "cross_entropy"),
+        pytest.param("jetspec", 80, 1e-2, "cross_entropy", marks=pytest.mark.slow),
     ],
 )
 def test_one_text_learned_by_heart_is_accepted_whole(deep, kind, steps, learning_rate, loss, tmp_path):
@@ -81,7 +82,7 @@ class StopAt(TrainerCallback):
         control.should_training_stop |= state.global_step == self.step
 
 
-@pytest.mark.parametrize("kind", ["draft model", "dflash"])
+@pytest.mark.parametrize("kind", slow_but(["draft model", "dflash"], "dflash"))
 def test_resuming_equals_an_uninterrupted_run(kind, deep, tmp_path):
     """Bit by bit, evaluations in between included; the same anchors are drawn."""
 
