@@ -39,7 +39,7 @@ class Tables:
     successors: np.ndarray
 
     def save(self, folder: Path) -> None:
-        """Write both into a folder; of the successors, those of tokens that were seen."""
+        """Write both into a folder, which is made if need be; of the successors, those of tokens that were seen."""
         seen = np.flatnonzero((self.successors >= 0).any(1)).astype(np.int32)
         tensors = {
             "tokens": torch.from_numpy(seen),
@@ -47,6 +47,7 @@ class Tables:
             "vocab_size": torch.tensor(len(self.successors)),
         }
         with named(folder, "what was learned is kept"):
+            folder.mkdir(parents=True, exist_ok=True)
             self.store.save(folder / STORE)
             save_file(tensors, folder / SUCCESSORS)
 

@@ -11,6 +11,8 @@ import hf_speculative as hs
 from hf_speculative.measuring import bench
 from hf_speculative.measuring.render import suites as suite_tables
 from hf_speculative.measuring.totals import FEWEST_TOKENS
+from hf_speculative.training.examples import Example
+from hf_speculative.training.warm_tables import learn_tables
 from tests.support.command import run_command
 from tests.support.evaluations import kill_after
 
@@ -76,6 +78,21 @@ def test_the_command(tmp_path):
     assert cells[3]["num_identical"] == 2 and cells[3]["decoding"]["num_pairs"] == 2 and cells[3]["first_seconds"] > 0
     text = paths["a.html"].read_text(encoding="utf-8")
     assert "concurrency 2, Greedy decoding" in text and not re.search(r"""(src|href)=["']http""", text)
+
+
+def test_tables_and_several_sources(model, small, tokenizer, tmp_path):
+    """No models of assisted generation, which is left out."""
+    tables = tmp_path / "tables"
+    learn_tables(model, tokenizer, [Example((5, 6), (7, 8, 9))]).save(tables)
+    for part, name in ((model, "target"), (tokenizer, "target"), (small, "small"), (tokenizer, "small")):
+        part.save_pretrained(tmp_path / name)
+    for draft in (tables, f"{tmp_path / 'small'}+suffix"):
+        path = tmp_path / "a.json"
+        call = ("--model", tmp_path / "target", "--draft-model", draft, "--methods", "assisted,draft", "--json", path)
+        result = run(*call)
+        assert result.exit_code == 0, result.output
+        assert [cell["setting"] for cell in json.loads(path.read_text())["cells"]] == ["plain", "draft, 2 tokens"]
+        assert "no draft model" not in result.stdout
 
 
 def test_a_stopped_benchmark_keeps_what_was_measured(tmp_path, monkeypatch):

@@ -173,12 +173,17 @@ def _show(settings: Options, out: Console, runs: "list[Run]", found: "dict[Place
 
 
 def _pair(settings: Options) -> "Pair":
+    from transformers import PreTrainedModel
+
     from ...embedded import HEAD
     from ...models.loading import load_model
     from ..bench import Pair
+    from ..drafts import NamedDraft
 
     asked = (settings.model, settings.draft_model, settings.machine, ("--model", "--draft-model"))
     target, draft, tokenizer, draft_tokenizer = load_pair(*asked, needs_draft=True)
     head = {} if settings.model is not None else {"head": load_model(HEAD, dtype=target.dtype).to(target.device)}
+    if not isinstance(draft, (str, PreTrainedModel)):  # tables, or several sources, have no name of their own
+        draft = NamedDraft(draft, draft_tokenizer, settings.draft_model or "")
     own = {} if DRAFTS.is_method(draft) else {"draft": draft}
     return Pair(target, {**own, **head}, tokenizer, draft_tokenizer)
