@@ -103,8 +103,6 @@ def decode(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, a
             return plain_generate(**prepared, custom_generate=decoding)
     except Declined as error:
         if not is_plain:
-            if options.config.generator is not None:  # which transformers' own steps do not read
-                raise (error.__cause__ or error) from None
             warnings.warn(f"nothing is drafted in this call: {error.__cause__}", stacklevel=3)
             kwargs |= {name: options[name] for name in ("streamer", "synced_gpus") if options[name] is not None}
         return _plainly(model, plain_generate, kwargs)

@@ -154,7 +154,8 @@ class SpeculativeDecoding:
                 parts = Parts(options, model, inputs, inputs_tensor, logits_processor, stopping)
             except (TypeError, ValueError) as error:
                 # Processors that cannot be copied serve a batch as transformers calls them: all rows together.
-                other_way = self.is_plain or (self.rows_go_on and isinstance(error, CannotCopy))
+                has_generator = generation_config.do_sample and options.config.generator is not None
+                other_way = self.is_plain or (self.rows_go_on and isinstance(error, CannotCopy) and not has_generator)
                 if other_way and not options.is_bitwise:  # whose steps would be of another shape
                     raise Declined from error
                 raise

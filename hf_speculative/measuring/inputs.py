@@ -125,11 +125,15 @@ def categories_of(rows: list, how: Reader | None, prompts: Prompts) -> list[str 
         return []
     read = reader(how, rows, "category")
     found: list[str | None] = []
+    lacking: ValueError | None = None
     for row in rows:
         try:
             found.append(None if isinstance(row, BadRow) else str(read_row(read, row)))
-        except ValueError:  # a row without one
+        except ValueError as error:  # a row without one
             found.append(None)
+            lacking = error
+    if lacking is not None and not any(found):
+        raise lacking
     for before in prompts.before.values():  # in the order of their indices
         found.append(found[before])
     return found

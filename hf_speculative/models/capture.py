@@ -92,12 +92,8 @@ def _warm_up_stream(device: torch.device) -> torch.cuda.Stream:
 @contextmanager
 def _refusing_waits() -> Iterator[None]:
     """Refuse what waits for the device, which must not be captured, before it is."""
-    mode, show, thread, places = (
-        torch.cuda.get_sync_debug_mode(),
-        warnings.showwarning,
-        threading.get_ident(),
-        list[str](),
-    )
+    mode, show = torch.cuda.get_sync_debug_mode(), warnings.showwarning
+    thread, places = threading.get_ident(), list[str]()
 
     def note(message, category, filename, lineno, file=None, line=None) -> None:
         """Called by the thread that warns, which may be another one."""

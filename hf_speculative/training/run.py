@@ -139,8 +139,11 @@ class Run:
         self.ends = chat_keywords(self.target, self.tokenizer, is_raw)
         reading = reading | {"held_out": settings.held_out, "max_new_tokens": settings.max_new_tokens}
         self.data: Data = read_data(dataset, self.target, self.tokenizer, **reading)
-        if all(len(ids) >= settings.max_length for ids in self.data.prompts.values()):
+        num_full = sum(len(ids) >= settings.max_length for ids in self.data.prompts.values())
+        if num_full == len(self.data.prompts):
             raise ValueError(f"`max_length={settings.max_length}` leaves no prompt room for an answer: give more.")
+        if num_full:
+            self.watch.say(f"{plural(num_full, 'prompt')} of `max_length` or more: no answer to learn from.")
         for row in self.data.bad_rows[:3]:
             self.watch.say(f"Row {row.index} is left out: {row.message}.")
         if (more := len(self.data.bad_rows) - 3) > 0:

@@ -1,5 +1,6 @@
 """Processors of other engines, as their users pass them: they draft in batches, and texts are those of plain decoding."""
 
+import copy
 import itertools
 import json
 import warnings
@@ -127,6 +128,9 @@ def test_a_generator_that_plain_decoding_cannot_read(pair):
     config = hs.SpeculativeConfig(generator=torch.Generator())
     with pytest.raises((TypeError, ValueError), match="AsDocumented holds"):
         hs.generate(target, **call, draft_model=draft, speculative_config=config)
+    attached = hs.attach(copy.copy(target), draft, config=config)
+    with pytest.warns(UserWarning, match="nothing is drafted"):  # greedy, to which a generator means nothing
+        attached.generate(**call_of(tokenizer, 3), logits_processor=[processor])
 
 
 @pytest.mark.parametrize("drafts", [{"num_draft_tokens": 4}, {"draft_model": "auto", "num_draft_tokens": 8}], ids=str)

@@ -111,6 +111,8 @@ def test_a_row_that_the_users_function_fails_on_is_one_bad_row(evaluate):
 def test_a_row_without_a_category_is_measured_too(evaluate):
     found = evaluate([{"prompt": "import os", "topic": "a"}, {"prompt": "def f(", "topic": None}], category="topic")
     assert found.is_complete and not found.bad_rows
+    with pytest.raises(ValueError, match="KeyError: 'subject'"):  # of any row
+        evaluate([{"prompt": "import os"}], category=lambda row: row["subject"])
 
 
 def test_messages_that_the_chat_template_refuses_are_one_bad_row(model, small, tokenizer):

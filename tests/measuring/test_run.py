@@ -151,6 +151,7 @@ def test_drafts_by_name_and_attached(evaluate, model, small, tmp_path, tokenizer
         evaluate(draft_model=[small, small])
     evaluation = evaluate(draft_model={"a": small, "b": small})
     assert [s.draft for s in evaluation.settings] == [None, "a", "b"]
+    assert evaluate(draft_model={"copies": drafters.suffix_drafter()}).settings[1].draft == "copies"
     small.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     evaluation = evaluate(draft_model=str(tmp_path))

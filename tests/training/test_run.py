@@ -95,13 +95,17 @@ def test_heads_with_more_than_is_trained_are_refused(learn, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_prompts_that_leave_no_room_are_refused_at_once(learn, tmp_path):
+def test_prompts_that_leave_no_room(learn, tokenizer, tmp_path):
     with (
         tiny.CountForwards(target := tiny.llama()) as forwards,
         pytest.raises(ValueError, match="`max_length=2` leaves no"),
     ):
         learn(target, tmp_path, {"max_length": 2})
     assert not forwards.lengths
+    said, rows = [], [*PROMPTS, *({"prompt": [token] * 20} for token in (3, 4, 5))]
+    settings = Settings(**SETTINGS | {"max_length": 16, "steps": 1, "num_evaluations": 1})
+    train(target, rows, tmp_path, settings, tokenizer=tokenizer, watch=Watch(say=said.append))
+    assert re.fullmatch("[123] prompts? of `max_length` or more: no answer to learn from.", said[0])
 
 
 def test_a_lora_on_a_draft_by_the_same_steps(trained, learn, tmp_path):
