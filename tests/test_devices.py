@@ -244,6 +244,19 @@ class TestGraphs:
             assert ids(found) == ids(TARGET.generate(**prompts("cpu"), **settings))
         assert gpus.num_replays > 40
 
+    @pytest.mark.parametrize("kind", slow_but(["qwen3_5_text", "falcon_h1", "lfm2", "mamba2"], "qwen3_5_text"))
+    def test_states_of_recurrent_layers(self, kind, gpus, monkeypatch):
+        model = build("causal", kind)
+        target, draft = on("cuda:0", model, tiny.noisy_copy(model, 0.05))
+        for num_rows, source in ((2, draft), (1, "auto"), (2, "auto"), (2, draft)):
+            call, results = prompts("cuda:0", num_rows) | CAPTURED | {"draft_model": source}, []
+            rounds = waits_by_round(monkeypatch, gpus, lambda: results.append(hs.generate(target, **call)))  # noqa: B023
+            assert ids(results[0]) == ids(model.generate(**prompts("cpu", num_rows), **SETTINGS))
+            for waits in rounds:  # mamba2 waits where it reads a prompt
+                own = [wait.kind for wait in waits if CAPTURING not in wait.where and "ragged.py" not in wait.where]
+                assert own == ["read"], waits
+        assert gpus.num_replays > 0
+
     def test_a_target_whose_replays_differ(self, gpus, monkeypatch):
         target, draft = on("cuda:0", TARGET, DRAFT)
         monkeypatch.setattr("hf_speculative.models.capture.are_equal", mock.Mock(side_effect=[True, False] * 2))
@@ -284,7 +297,7 @@ class TestGraphs:
             assert ids(target.generate(**call, **settings)) == ids(expected)
         kinds = [kind for kind in pool._kept[target].idle.captured if kind[-2][1] > 1]
         assert len(kinds) > 3 and {static.rounded_up(kind[-2][1]) for kind in kinds} == {kind[-2][1] for kind in kinds}
-        assert {kind[1][1] - kind[-2][1] for kind in kinds} == {1}, "columns follow from nodes"
+        assert {kind[2][1] - kind[-2][1] for kind in kinds} == {1}, "columns follow from nodes"
 
     def test_the_generator_that_replays_draw_from_is_known(self, gpus):
         weights = torch.ones(3, device="cuda:0")

@@ -49,7 +49,7 @@ def compile_command(settings: Options) -> None:
     err = Console(stderr=True, highlight=False)
     with ends_at_once(), err.status("loading the models"):
         from ..models import artifacts, linears
-        from ..models.execution import eager_reason
+        from ..models.execution import uncompilable_reason
 
         quiet_transformers()
         machine, names = Machine(settings.dtype, "cpu"), ("MODEL", "--draft-model")
@@ -60,7 +60,7 @@ def compile_command(settings: Options) -> None:
         linears.use_kernel(one)
         is_there, start = artifacts.files_of(one, recorded).are_there, time.perf_counter()
         try:
-            if reason := eager_reason(one):
+            if reason := uncompilable_reason(one):
                 raise artifacts.CannotCompile(f"it {reason}")
             with ends_at_once():
                 files = artifacts.make(one, recorded)

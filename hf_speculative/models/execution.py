@@ -46,12 +46,14 @@ def ragged_model(
     run = None if cuda_graphs else compiled_pass(model, compile)
     if run is not None:
         return AheadModel(model, clamp_ids, one_pass=run)
-    in_process = compile is True and artifacts.unsupported_reason(model) is not None
     captures = cuda_graphs and can_capture(model)
-    if not (in_process or captures) or eager_reason(model) is not None:
+    in_process = (
+        compile is True and uncompilable_reason(model) is None and artifacts.unsupported_reason(model) is not None
+    )
+    if not (in_process or captures):
         return (StaticModel if is_static else RaggedModel)(model, clamp_ids)
     return StaticModel(
-        model, clamp_ids, compile is True, functools.partial(CudaGraph, device_of(model)) if captures else None
+        model, clamp_ids, in_process, functools.partial(CudaGraph, device_of(model)) if captures else None
     )
 
 
@@ -130,10 +132,15 @@ def warms_up(compile: bool | str | None, *models: PreTrainedModel | None) -> boo
     return compile is True and any(in_process)
 
 
-def eager_reason(model: PreTrainedModel) -> str | None:
-    """Why passes of `model`, which takes the ragged path, can neither be compiled nor captured; `None` if they can."""
+def uncompilable_reason(model: PreTrainedModel) -> str | None:
+    """Why passes of `model`, which takes the ragged path, cannot be compiled; `None` if they can."""
     if is_recurrent(model):
         return "has recurrent layers, whose states compiled passes do not keep"
+    return eager_reason(model)
+
+
+def eager_reason(model: PreTrainedModel) -> str | None:
+    """Why they can neither be compiled nor captured; `None` if they can."""
     if not takes_masks(model):
         return "reads prompts by an attention that takes no explicit mask"
     for name, module in model.named_modules():
@@ -156,7 +163,7 @@ def compiled_pass(model: PreTrainedModel, compile: bool | str, recorded: tuple[i
             that pays.
         recorded: the hidden states that it returns as well.
     """
-    if not compile or eager_reason(model) is not None or artifacts.unsupported_reason(model) is not None:
+    if not compile or uncompilable_reason(model) is not None or artifacts.unsupported_reason(model) is not None:
         return None
     kept = pool.kept(model).artifacts
     run = kept.get(recorded)

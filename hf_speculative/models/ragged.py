@@ -91,7 +91,8 @@ class RaggedModel(CachedModel):
         else:
             attention_mask = self.layers.masks(queries, self.cache, self.dtype, nodes, is_filler)
 
-        self.cache.recurrence.begin(self.host_seen, width, ahead, is_filler)
+        self.cache.recurrence.begin(self.host_seen, width, ahead, has_filler)
+        self.cache.recurrence.enter(width, is_filler)
         keep = {"logits_to_keep": num_last} if self.accepts_logits_to_keep else {}
         if any(self.offsets):
             position_ids = position_ids + uploaded(self.offsets, self.device)[:, None]
@@ -105,6 +106,7 @@ class RaggedModel(CachedModel):
             **places,
             **keep,
         )
+        self.cache.recurrence.leave()
         self.cache.recurrence.finish(ends)
         self._finish(ends, first + width)
         return outputs.logits[:, -num_last:].to(batch.tokens.device)

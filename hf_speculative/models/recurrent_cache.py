@@ -6,6 +6,9 @@ runs as in plain decoding, over copies. Several columns from a state are stepped
 leaves its last state.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -122,15 +125,19 @@ class Recurrence:
         behind: of each state, that of the rows that are done, the last ones first.
         starts, ends: tokens that each row had read at the last rollback, and has read now.
         num_states: states that are kept: the last ones, a column each; columns of a row end in the last one.
-        width, is_stepped, is_filler: of the pass under way: its columns, whether the state after each is kept, and which of
-            them `(batch, columns)` leave the states as they are, if any.
+        buffers: of each state, where captured passes read it, and write those after each column: `(columns + 1, rows, ...)`.
+        num_columns, is_stepped, has_filler: of the pass under way, or of several in one graph: their columns, whether the
+            state after each is kept, and whether some leave states as they are.
+        width, is_filler: of the pass that a model runs: its columns, and which of them `(batch, width)` are filler, if any.
         num_kept: the most states to keep after the pass.
     """
 
+    has_filler = False
     is_filler: Tensor | None = None
 
     def __init__(self, layers: list[RecurrentLayer]):
         self.layers = layers
+        self.buffers: dict[tuple[int, str, int], Tensor] = {}
         for place, layer in enumerate(layers):
             layer.recurrence, layer.place = self, place
         self.clear()
@@ -141,20 +148,66 @@ class Recurrence:
         self.num_states = 1
         self.columns: dict[tuple[int, str, int], list[Tensor]] = {}
 
-    def begin(self, seen: list[int], width: int, ahead: int, is_filler: Tensor | None) -> None:
+    def begin(self, seen: list[int], width: int, ahead: int, has_filler: bool) -> None:
         """Begin a pass over `width` columns, the last `ahead` of them draft tokens; rows have read `seen` tokens."""
         if not self.layers:
             return
         if not self.columns:
             self.reset(len(seen))
-        elif is_filler is not None and self.num_states > 1:
+        elif has_filler and self.num_states > 1:
             self.go_back(seen)  # states of a row would no longer follow each other column by column
-        self.width, self.is_filler = width, is_filler
+        self.num_columns, self.has_filler = width, has_filler
         is_long = width > NARROW + max(ahead, 0)
-        self.is_stepped = bool(self.columns) and not (is_long and ahead <= 0 and is_filler is None)
+        self.is_stepped = bool(self.columns) and not (is_long and ahead <= 0 and not has_filler)
         self.num_kept = max(ahead, 0) + 1 if is_long else self.num_states + width
+
+    def enter(self, width: int, is_filler: Tensor | None) -> None:
+        """A model begins to read `width` columns."""
+        self.width, self.is_filler = width, is_filler
         for layer in self.layers:
             layer.begin_columns()
+
+    def leave(self) -> None:
+        """It has read them."""
+        for layer in self.layers:
+            layer.finish_columns()
+
+    def can_be_captured(self, width: int, ahead: int) -> bool:
+        """Whether a pass has one state to begin with, and keeps that after each column."""
+        return not self.layers or (bool(self.columns) and self.num_states == 1 and width <= NARROW + max(ahead, 0))
+
+    def fill_buffers(self) -> bool:
+        """Bring the states to where a captured pass reads them. Whether there was no room, so that buffers are others now."""
+        states, wanted = {key: state for key, (state,) in self.columns.items()}, (self.num_columns + 1, len(self.ends))
+        grown = False
+        for key, state in states.items():
+            found = self.buffers[key].shape[:2] if key in self.buffers else (0, 0)
+            if found < wanted or found[1] < wanted[1]:
+                room = map(max, found, wanted)
+                self.buffers[key], grown = state.new_zeros(*room, *state.shape[1:]), True
+        torch._foreach_copy_([columns[0] for columns in self._in_buffers().values()], list(states.values()))
+        return grown
+
+    def over_buffers(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, whose passes read the states that buffers begin with, and leave the others there."""
+        states = self._in_buffers()
+
+        def run(*tensors: Tensor) -> Any:
+            self.columns = {key: [columns[0]] for key, columns in states.items()}
+            output = function(*tensors)
+            for key, columns in states.items():
+                torch._foreach_copy_(columns[1:], self.columns[key][1:])
+            return output
+
+        return run
+
+    def _in_buffers(self) -> dict[tuple[int, str, int], list[Tensor]]:
+        rows = slice(len(self.ends))
+        return {key: list(self.buffers[key][: self.num_columns + 1, rows].unbind()) for key in self.columns}
+
+    def read_buffers(self) -> None:
+        """A captured pass has left its states there."""
+        self.columns = self._in_buffers()
 
     def reads_before(self, seen: list[int], width: int, ahead: int) -> bool:
         """Whether a pass over draft tokens is split: no state is kept column by column while much before them is read."""
@@ -164,11 +217,9 @@ class Recurrence:
         """End the pass: rows have now read `ends` tokens."""
         if not self.layers:
             return
-        for layer in self.layers:
-            layer.finish_columns()
         self.ends = list(ends)
         if self.is_stepped:
-            self.num_states = min(self.num_states + self.width, self.num_kept)
+            self.num_states = min(self.num_states + self.num_columns, self.num_kept)
         else:
             self.starts, self.num_states = self.ends, 1
 

@@ -92,11 +92,11 @@ class StaticModel(RaggedModel):
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         ends, widths = self._begin(batch, ahead)
-        if not self._is_static(max(widths)):
+        if not self._is_static(max(widths), ahead):
             return super().logits(batch, ahead, num_last)
         width = self._width(widths, batch, ahead)
         inputs = self._tensors(batch, ahead, width, max(ends))
-        self.cache.recurrence.begin(self.host_seen, width, ahead, is_filler=None)
+        self.cache.recurrence.begin(self.host_seen, width, ahead, has_filler=min(widths) < width)
         logits = self._run_static(self._one_pass(inputs, num_last), inputs, (self._keeps_last(num_last),))
         self.cache.recurrence.finish(ends)
         self._finish(ends, batch.lengths - batch.padding + ahead)
@@ -109,7 +109,9 @@ class StaticModel(RaggedModel):
 
     def draft(self, batch: Batch, num_tokens: int, draw, settings: Hashable) -> tuple[Tensor, Tensor | None]:
         ends, widths = self._begin(batch, ahead=0)
-        inputs = self._tensors(batch, 0, self._width(widths, batch, ahead=0), max(ends) + num_tokens)
+        width, ahead = self._width(widths, batch, ahead=0), num_tokens - 1  # the last one is not fed
+        inputs = self._tensors(batch, 0, width, max(ends) + num_tokens)
+        self.cache.recurrence.begin(self.host_seen, width + ahead, ahead, has_filler=min(widths) < width)
         one_pass = self._one_pass(inputs, num_last=1)
 
         def draft_all(input_ids: Tensor, first: Tensor, seen: Tensor, *others: Tensor):
@@ -122,9 +124,10 @@ class StaticModel(RaggedModel):
             return torch.stack(tokens, 1), None if distributions[0] is None else torch.stack(distributions, 1)
 
         drafted = self._run_static(draft_all, inputs, ("draft", num_tokens, settings))
-        ahead = num_tokens - 1  # the last one was not fed
-        self._finish([end + ahead for end in ends], batch.lengths - batch.padding + ahead)
-        self.num_forwards += num_tokens - 1
+        ends = [end + ahead for end in ends]
+        self.cache.recurrence.finish(ends)
+        self._finish(ends, batch.lengths - batch.padding + ahead)
+        self.num_forwards += ahead
         return drafted
 
     def lay_out(self, rows: Batch, num_slots: int) -> None:
@@ -151,10 +154,12 @@ class StaticModel(RaggedModel):
         wanted = rounded_up(num_nodes) + width - num_nodes if num_nodes else rounded_up(width)
         return max(width, min(wanted, min(batch.host_lengths) + ahead))
 
-    def _is_static(self, width: int) -> bool:
-        if not self.layers.attend:  # there are no slots
+    def _is_static(self, width: int, ahead: int = 0) -> bool:
+        if self.all_slots:
+            return True
+        if any(self.offsets) or width > MAX_COLUMNS or 0 in self.host_seen:
             return False
-        return bool(self.all_slots) or (not any(self.offsets) and width <= MAX_COLUMNS and 0 not in self.host_seen)
+        return self.cache.recurrence.can_be_captured(width, ahead)
 
     def _tensors(self, batch: Batch, ahead: int, width: int, end: int) -> tuple[Tensor, ...]:
         """What `ragged_pass` takes, for a pass of `width` columns up to `ahead`, with room for slots `[0, end)`."""
@@ -199,11 +204,21 @@ class StaticModel(RaggedModel):
 
     def _run_static(self, function: Callable[..., Any], inputs: tuple[Tensor, ...], kind: tuple) -> Any:
         """Call `function`, or replay it: what is not in `inputs` must be in `kind`."""
-        kind += tuple(tuple(tensor.shape) for tensor in inputs)
-        captured = self.cache.captured
+        recurrence, captured = self.cache.recurrence, self.cache.captured
+        kind += (recurrence.has_filler, *(tuple(tensor.shape) for tensor in inputs))
         if self.capture is not None and self.device in failed_on:
             captured.clear()
             self.capture = None
+        if recurrence.layers and self.capture is not None:
+            if recurrence.fill_buffers():
+                captured.clear()
+            output = self._captured(recurrence.over_buffers(function), inputs, kind)
+            recurrence.read_buffers()
+            return output
+        return self._captured(function, inputs, kind)
+
+    def _captured(self, function: Callable[..., Any], inputs: tuple[Tensor, ...], kind: tuple) -> Any:
+        captured = self.cache.captured
         if self.capture is not None and kind not in captured:
             self.kept.num_unreplayed += 1
             self.kept.met[kind] += 1
@@ -258,7 +273,7 @@ class AheadModel(StaticModel):
         self.one_pass = one_pass
         super().__init__(model, clamp_ids)
 
-    def _is_static(self, width: int) -> bool:
+    def _is_static(self, width: int, ahead: int = 0) -> bool:
         return not any(self.offsets) and width <= MAX_COLUMNS
 
     def num_slots(self, end: int) -> int:

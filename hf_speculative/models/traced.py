@@ -87,16 +87,23 @@ def ragged_pass(
     """
     input_ids, first, seen, bounds, slots, *tree = tensors
     queries, cache.slots = fed_places(first, seen, bounds, input_ids.shape[1])
-    cache.end, nodes = slots.shape[0], Nodes(*tree)
-    return model(
+    cache.end, nodes, is_filler = slots.shape[0], Nodes(*tree), None
+    if layers.are_recurrent:
+        is_filler = cache.slots == bounds[0] if cache.recurrence.has_filler else None
+        cache.recurrence.enter(input_ids.shape[1], is_filler)
+    places = {"position_ids": torch.minimum(nodes.positions(queries), bounds[1])} if layers.attend else {}
+    outputs = model(
         input_ids=input_ids,
-        attention_mask=prepared(layers.masks(queries, cache, dtype, nodes)),
-        position_ids=torch.minimum(nodes.positions(queries), bounds[1]),
+        attention_mask=prepared(layers.masks(queries, cache, dtype, nodes, is_filler)),
         **{layers.cache_name: cache},
         use_cache=True,
         return_dict=True,
+        **places,
         **asked,
     )
+    if layers.are_recurrent:
+        cache.recurrence.leave()
+    return outputs
 
 
 def sizes_that_vary(one: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[dict[int, tuple[int, tuple]], ...]:

@@ -14,11 +14,14 @@ import hf_speculative as hs
 from hf_speculative.models import RaggedModel, StaticModel, artifacts, execution, pool, static
 from tests.architectures.check import build
 from tests.support import distributions, tiny
+from tests.support.cases import slow_but
 from tests.support.execution import run_as
 from tests.support.fake_graphs import Recorded
 from tests.support.plain import same_as_plain, takes_lanes
 
 GREEDY = {"do_sample": False, "pad_token_id": 0}
+#: gated deltas, state spaces beside and without attention, convolutions, scans
+RECURRENT = ("qwen3_5_text", "granitemoehybrid", "falcon_h1", "mamba2", "lfm2", "jamba")
 
 
 @pytest.fixture
@@ -68,6 +71,20 @@ def test_trees(kind, recorded):
         assert recorded.num_replays > 0 and found.num_accepted_draft_tokens > 0
     trees = [shapes for shapes in pool._kept[model].idle.captured if (num_rows, 6) in shapes]
     assert trees, "passes over six nodes among them"
+
+
+@pytest.mark.parametrize("kind", slow_but(RECURRENT, "qwen3_5_text", "mamba2"))
+def test_states_of_recurrent_layers(kind, recorded):
+    """A replay reads those that the last one left, in rows of unequal length; a draft model's passes are one replay."""
+    model = build("causal", kind)
+    draft = tiny.noisy_copy(model, 0.05)
+    for num_rows in (1, 3, 2):
+        for source in (draft, "auto"):
+            before = recorded.num_replays
+            same_as_plain(model, tiny.prompts(num_rows, width=12), draft_model=source, num_draft_tokens=3)
+            assert recorded.num_replays > before + 4
+    assert any("draft" in kind for kind in pool._kept[draft].idle.captured)
+    takes_lanes(model, tiny.texts(5), batch_size=2, draft_model=draft, num_draft_tokens=3)
 
 
 def test_rows_that_leave_and_contexts_that_grow(target, draft, recorded, monkeypatch):
