@@ -58,7 +58,7 @@ def target_and_drafter(
     call = BuildContext(model, inputs, path, keep, inputs_tensor, kwargs, compile, captures, is_static)
     target, drafter = source.build(call)
     if target is None and path.has_media:
-        target = multimodal_model(model, inputs, compile=compile)
+        target = multimodal_model(model, inputs, compile=compile, cuda_graphs=captures)
     elif target is None and path.name == "ragged":
         target = ragged_model(model, compile=compile, cuda_graphs=captures, is_static=is_static)
     elif target is None:

@@ -50,9 +50,9 @@ class CompiledHead:
         if width > MAX_COLUMNS:
             return None
         caches = cache.keys_and_values(num_rows, self.attention.shape_of_keys(), states.dtype, states.device)
-        if len(self.slots) != cache.capacity:  # made once, not in each step
+        if (len(self.slots), len(self.bounds)) != (cache.capacity, num_rows):  # not in each step
             self.slots = torch.arange(cache.capacity)
-            self.bounds = torch.full((2,), cache.capacity - 1)
+            self.bounds = torch.full((num_rows, 3), cache.capacity - 1)
         slots, columns = self.slots[: cache.end], self.slots[width - num_last : width]
         ids, table = tokens.to(self.device), self.embeddings
         if not self.takes_table:

@@ -182,7 +182,7 @@ class DraftModelSource(GivenModelSource):
         prepared = models.inputs_for_draft(draft, call.model, inputs, call.generate_kwargs, call.inputs_tensor)
         if not models.choose_for(draft, prepared, is_draft=True).has_media:
             return None
-        return multimodal_model(draft, prepared, clamp_ids=True, compile=call.compile)
+        return multimodal_model(draft, prepared, True, call.compile, call.cuda_graphs)
 
     def _on_universal_path(self, call: BuildContext, has_own_text: bool) -> CachedModel:
         draft = self.draft_model

@@ -18,7 +18,7 @@ from .choice import Path, choose
 from .inputs import Inputs
 from .masks import is_recurrent
 from .model_state import kept_with
-from .multimodal import AheadMultimodalModel, MultimodalModel
+from .multimodal import AheadMultimodalModel, MultimodalModel, StaticMultimodalModel
 from .ragged import RaggedModel
 from .recording import AheadRecordingModel, RecordingModel, RecordingUniversalModel, StaticRecordingModel
 from .shallow import has_own_forward
@@ -58,9 +58,15 @@ def ragged_model(
 
 
 def multimodal_model(
-    model: PreTrainedModel, inputs: Inputs, clamp_ids: bool = False, compile: bool | str = False
+    model: PreTrainedModel,
+    inputs: Inputs,
+    clamp_ids: bool = False,
+    compile: bool | str = False,
+    cuda_graphs: bool = False,
 ) -> MultimodalModel:
-    """A ragged model for a prompt of more than ids; `compile` as in `compiled_pass`."""
+    """A ragged model for a prompt of more than ids; `compile` as in `compiled_pass`. Captured passes are not compiled."""
+    if cuda_graphs and can_capture(model):
+        return StaticMultimodalModel(model, inputs, clamp_ids, capture=functools.partial(CudaGraph, device_of(model)))
     run = compiled_pass(model, compile)
     if run is None:
         return MultimodalModel(model, inputs, clamp_ids)

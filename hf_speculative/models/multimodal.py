@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from ..types import Batch, uploaded
 from .inputs import Inputs
 from .ragged import RaggedModel
-from .static import AheadModel
+from .static import AheadModel, StaticModel
 from .universal import UniversalModel
 
 
@@ -83,5 +83,9 @@ class MultimodalModel(RaggedModel):
         super().select(indices)
 
 
+class StaticMultimodalModel(MultimodalModel, StaticModel):
+    """The same with passes of static shape after the prompt's."""
+
+
 class AheadMultimodalModel(MultimodalModel, AheadModel):
-    """The same with passes that were compiled ahead of time, as long as positions are slots."""
+    """The same with passes that were compiled ahead of time."""

@@ -198,7 +198,7 @@ class After(nn.Module):
         rows, slots = ids[:, 0], torch.arange(width)
         tree = rows + width, ids[:, :1], ids[:, :1, None] == 0
         self.watch.begin(states)
-        return self.whole(ids, rows, rows, ids[0, :1].expand(2), slots, *tree, columns, *self.watch.no_caches)
+        return self.whole(ids, rows, rows, ids[:, :1].expand(-1, 3), slots, *tree, columns, *self.watch.no_caches)
 
 
 def pieces_of(whole: Pass) -> list[nn.Module]:

@@ -22,7 +22,7 @@ def fed_places(first: Tensor, seen: Tensor, bounds: Tensor, width: int) -> tuple
     """Positions and slots, each `(batch, width)`, of a pass's columns; arguments as of `ragged_pass`."""
     places = first[:, None] + torch.arange(width, device=first.device)
     is_filler = places < seen[:, None]
-    return places.masked_fill(is_filler, 0), torch.where(is_filler, bounds[0], places)
+    return places.masked_fill(is_filler, 0), torch.where(is_filler, bounds[:, :1], places)
 
 
 def in_rows(slots: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:

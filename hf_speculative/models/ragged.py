@@ -259,6 +259,7 @@ class RaggedModel(CachedModel):
         length = cache.get_seq_length()
         self.host_seen = [max(0, length - pad) for pad in batch.host_padding]
         self.seen, self.offsets = uploaded(self.host_seen, batch.tokens.device), [0] * len(batch.rows)
+        self.cache.begin(len(batch.rows), limit=length)
         self.cache.reserve(len(batch.rows), length, limit=length)
         # Layers that read the keys of others hold none, and older transformers do not list them.
         listed = zip(self.cache.layers, DynamicCache(config=self.layers.config).layers, strict=False)
@@ -266,7 +267,8 @@ class RaggedModel(CachedModel):
         filled = [given for given in cache.layers if getattr(given, "keys", None) is not None]
         self.cache.recurrence.load(cache, self.host_seen)
         for layer, given in zip(layers, filled, strict=True):
-            layer.lazy_initialization(given.keys, given.values)
+            if not layer.is_initialized:
+                layer.lazy_initialization(given.keys, given.values)
             for row, seen in enumerate(self.host_seen):
                 num_kept = min(given.keys.shape[2], seen)  # a sliding layer holds its last window only
                 for part, kept in ((layer.keys, given.keys), (layer.values, given.values)):

@@ -73,8 +73,8 @@ class StaticModel(RaggedModel):
 
     #: the slots that each pass looks at; 0: no more than it needs
     all_slots: int
-    #: capacity and last position that bounds and slots were made for
-    made_for: tuple[int, int] | None = None
+    #: capacity, last position and offsets that bounds and slots were made for
+    made_for: tuple | None = None
     made: tuple[Tensor, Tensor]
 
     def __init__(
@@ -157,7 +157,7 @@ class StaticModel(RaggedModel):
     def _is_static(self, width: int, ahead: int = 0) -> bool:
         if self.all_slots:
             return True
-        if any(self.offsets) or width > MAX_COLUMNS or 0 in self.host_seen:
+        if width > MAX_COLUMNS or 0 in self.host_seen:
             return False
         return self.cache.recurrence.can_be_captured(width, ahead)
 
@@ -185,9 +185,10 @@ class StaticModel(RaggedModel):
 
     def _bounds_and_slots(self, capacity: int, max_position: int) -> tuple[Tensor, Tensor]:
         """The `bounds` of `ragged_pass`, and all slots: made once, not in each draft step."""
-        if self.made_for != (capacity, max_position):
-            bounds = uploaded([capacity - 1, max_position], self.device)
-            self.made_for, self.made = (capacity, max_position), (bounds, torch.arange(capacity, device=self.device))
+        made_for = capacity, max_position, tuple(self.offsets)
+        if self.made_for != made_for:
+            bounds = uploaded([[capacity - 1, max_position, offset] for offset in self.offsets], self.device)
+            self.made_for, self.made = made_for, (bounds, torch.arange(capacity, device=self.device))
         return self.made
 
     def _keeps_last(self, num_last: int) -> bool:
@@ -248,14 +249,14 @@ class StaticModel(RaggedModel):
 
     def _compiled(self, inputs: tuple[Tensor, ...], only_last: bool) -> Callable[..., Tensor]:
         """One compilation for all sizes but 1, which torch treats apart."""
-        input_ids, first, seen, _, slots, root, depths, ancestors = inputs
+        input_ids, first, _, _, _, _, depths, _ = inputs
         kind = (len(first) == 1, input_ids.shape[1] == 1, depths.shape[1] == 1, only_last)
         if kind not in self.kept.compiled:
             # A copy of the function: torch counts recompilations by code object, up to a limit.
             twin = FunctionType(logits_of_pass.__code__.replace(), logits_of_pass.__globals__)
             self.kept.compiled[kind] = torch.compile(twin)
-        for tensor in (input_ids, first, seen, slots, root, depths, ancestors):
-            mark_dynamic(tensor, tuple(range(tensor.ndim)))
+        for tensor in inputs:
+            mark_dynamic(tensor, (0,) if tensor is inputs[3] else tuple(range(tensor.ndim)))
         for layer in self.cache.allocated:
             for part in (layer.keys, layer.values):
                 mark_dynamic(part, (0, 2))
@@ -274,7 +275,7 @@ class AheadModel(StaticModel):
         super().__init__(model, clamp_ids)
 
     def _is_static(self, width: int, ahead: int = 0) -> bool:
-        return not any(self.offsets) and width <= MAX_COLUMNS
+        return width <= MAX_COLUMNS
 
     def num_slots(self, end: int) -> int:
         return self.all_slots or end

@@ -79,7 +79,7 @@ def ragged_pass(
         tensors: these, in this order:
         input_ids: `(batch, q)`.
         first: `(batch,)` the slot of each row's first column; columns whose slot is below `seen (batch,)` are filler.
-        bounds: `(2,)` the spare slot, and the last position any row can have.
+        bounds: `(batch, 3)` the spare slot, the last slot whose position a row can have, and its positions less its slots.
         slots: `(n,)` 0, 1, ..., n - 1: the slots that attention looks at.
         root, depths, ancestors: of a tree, as `Nodes` takes them; a chain has `no_nodes`.
         prepared: makes of masks those that the model is given.
@@ -89,9 +89,10 @@ def ragged_pass(
     queries, cache.slots = fed_places(first, seen, bounds, input_ids.shape[1])
     cache.end, nodes, is_filler = slots.shape[0], Nodes(*tree), None
     if layers.are_recurrent:
-        is_filler = cache.slots == bounds[0] if cache.recurrence.has_filler else None
+        is_filler = cache.slots == bounds[:, :1] if cache.recurrence.has_filler else None
         cache.recurrence.enter(input_ids.shape[1], is_filler)
-    places = {"position_ids": torch.minimum(nodes.positions(queries), bounds[1])} if layers.attend else {}
+    positions = torch.minimum(nodes.positions(queries), bounds[:, 1:2]) + bounds[:, 2:]
+    places = {"position_ids": positions} if layers.attend else {}
     outputs = model(
         input_ids=input_ids,
         attention_mask=prepared(layers.masks(queries, cache, dtype, nodes, is_filler)),
@@ -185,7 +186,7 @@ class TracedPass(nn.Module):
             *self.fed(num_rows, num_columns, generator),
             torch.full((num_rows,), seen),
             known,
-            torch.tensor([end + NUM_SPARE - 1, last]),
+            torch.tensor([[end + NUM_SPARE - 1, last, 0]]).repeat(num_rows, 1),
             torch.arange(end),
             *nodes,
         )

@@ -3,12 +3,15 @@
 import pytest
 import torch
 
-from hf_speculative.models import MultimodalModel, RaggedModel, choose_for, prepared_inputs, probe
+from hf_speculative.models import MultimodalModel, RaggedModel, choose_for, prepared_inputs, probe, static
+from hf_speculative.models.multimodal import StaticMultimodalModel
 from hf_speculative.models.universal import UniversalModel
 from hf_speculative.types import Batch, Prefix
 from tests.architectures.check import build
 from tests.architectures.inputs import prompts
 from tests.support import tiny
+from tests.support.cases import slow_but
+from tests.support.fake_graphs import Recorded
 from tests.support.plain import agrees
 
 #: positions by column, positions in three dimensions, windows and masks over images, recurrent layers
@@ -45,6 +48,21 @@ def test_unequal_rows_with_images(target, draft):
     call = prompts("image-text", target, 3) | GREEDY
     stats = agrees(target, call, draft_model=drafts[draft], num_draft_tokens=4)
     assert stats.num_accepted_draft_tokens > 0 and (draft != "copy" or stats.draft_acceptance_rate == 1)
+
+
+@pytest.mark.parametrize("name", slow_but(TYPES, "qwen3_5"))
+def test_captured_passes(name, models, monkeypatch):
+    """A later call replays those of an earlier one, whose image has moved positions otherwise."""
+    target, capture = models[name], Recorded()
+    draft = tiny.noisy_copy(target, 0.1)
+    monkeypatch.setattr(static, "NUM_EAGER", 0)
+    make = lambda model, inputs, *args, **_: StaticMultimodalModel(model, inputs, capture=capture)  # noqa: E731
+    monkeypatch.setattr("hf_speculative.call.parts.multimodal_model", make)
+    monkeypatch.setattr("hf_speculative.drafting.draft_model.multimodal_model", make)
+    for num_rows, source in ((3, draft), (2, "auto"), (2, draft), (2, draft)):
+        before = capture.num_captures
+        agrees(target, prompts("image-text", target, num_rows) | GREEDY, draft_model=source, num_draft_tokens=4)
+    assert capture.num_captures == before and capture.num_replays > 40
 
 
 def test_several_sequences_of_a_prompt(target):
