@@ -13,7 +13,7 @@ from . import artifacts, linears, pool
 from .artifacts import BoundPass, CompiledPass, PassOfPieces
 from .attention import takes_masks
 from .cached_model import device_of
-from .capture import CudaGraph, failed_on
+from .capture import Capture, CudaGraph, failed_on
 from .choice import Path, choose
 from .inputs import Inputs
 from .masks import is_recurrent
@@ -46,15 +46,10 @@ def ragged_model(
     run = None if cuda_graphs else compiled_pass(model, compile)
     if run is not None:
         return AheadModel(model, clamp_ids, one_pass=run)
-    captures = cuda_graphs and can_capture(model)
-    in_process = (
-        compile is True and uncompilable_reason(model) is None and artifacts.unsupported_reason(model) is not None
-    )
-    if not (in_process or captures):
-        return (StaticModel if is_static else RaggedModel)(model, clamp_ids)
-    return StaticModel(
-        model, clamp_ids, in_process, functools.partial(CudaGraph, device_of(model)) if captures else None
-    )
+    in_process, capture = warms_up(compile, model), _capture_of(model, cuda_graphs)
+    if in_process or capture is not None:
+        return StaticModel(model, clamp_ids, in_process, capture)
+    return (StaticModel if is_static else RaggedModel)(model, clamp_ids)
 
 
 def multimodal_model(
@@ -65,8 +60,8 @@ def multimodal_model(
     cuda_graphs: bool = False,
 ) -> MultimodalModel:
     """A ragged model for a prompt of more than ids; `compile` as in `compiled_pass`. Captured passes are not compiled."""
-    if cuda_graphs and can_capture(model):
-        return StaticMultimodalModel(model, inputs, clamp_ids, capture=functools.partial(CudaGraph, device_of(model)))
+    if (capture := _capture_of(model, cuda_graphs)) is not None:
+        return StaticMultimodalModel(model, inputs, clamp_ids, capture=capture)
     run = compiled_pass(model, compile)
     if run is None:
         return MultimodalModel(model, inputs, clamp_ids)
@@ -92,12 +87,16 @@ def recording_model(
     """
     if path.name != "ragged":
         return RecordingUniversalModel(model, inputs, layers, keep)
-    if cuda_graphs and can_capture(model):
-        return StaticRecordingModel(model, layers, capture=functools.partial(CudaGraph, device_of(model)))
+    if (capture := _capture_of(model, cuda_graphs)) is not None:
+        return StaticRecordingModel(model, layers, capture=capture)
     run = compiled_pass(model, compile, layers)
     if run is None:
         return (StaticRecordingModel if is_static else RecordingModel)(model, layers)
     return AheadRecordingModel(model, layers, clamp_ids=False, one_pass=run)
+
+
+def _capture_of(model: PreTrainedModel, cuda_graphs: bool) -> Capture | None:
+    return functools.partial(CudaGraph, device_of(model)) if cuda_graphs and can_capture(model) else None
 
 
 def has_fast_passes(model: PreTrainedModel, compile: bool | str, captures: bool) -> bool:
@@ -134,7 +133,11 @@ def how_passes_run(compile: bool | str | None, *models: PreTrainedModel | None) 
 
 def warms_up(compile: bool | str | None, *models: PreTrainedModel | None) -> bool:
     """Whether passes are compiled in this process, so that first passes take long."""
-    in_process = (artifacts.unsupported_reason(model) is not None for model in models if model is not None)
+    in_process = (
+        uncompilable_reason(model) is None and artifacts.unsupported_reason(model) is not None
+        for model in models
+        if model is not None
+    )
     return compile is True and any(in_process)
 
 

@@ -185,12 +185,12 @@ class Recurrence:
             if found < wanted or found[1] < wanted[1]:
                 room = map(max, found, wanted)
                 self.buffers[key], grown = state.new_zeros(*room, *state.shape[1:]), True
-        torch._foreach_copy_([columns[0] for columns in self._in_buffers().values()], list(states.values()))
+        torch._foreach_copy_([columns[0] for columns in self.in_buffers().values()], list(states.values()))
         return grown
 
     def over_buffers(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, whose passes read the states that buffers begin with, and leave the others there."""
-        states = self._in_buffers()
+        states = self.in_buffers()
 
         def run(*tensors: Tensor) -> Any:
             self.columns = {key: [columns[0]] for key, columns in states.items()}
@@ -201,13 +201,10 @@ class Recurrence:
 
         return run
 
-    def _in_buffers(self) -> dict[tuple[int, str, int], list[Tensor]]:
+    def in_buffers(self) -> dict[tuple[int, str, int], list[Tensor]]:
+        """`columns` of a captured pass."""
         rows = slice(len(self.ends))
         return {key: list(self.buffers[key][: self.num_columns + 1, rows].unbind()) for key in self.columns}
-
-    def read_buffers(self) -> None:
-        """A captured pass has left its states there."""
-        self.columns = self._in_buffers()
 
     def reads_before(self, seen: list[int], width: int, ahead: int) -> bool:
         """Whether a pass over draft tokens is split: no state is kept column by column while much before them is read."""

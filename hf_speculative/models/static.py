@@ -214,7 +214,7 @@ class StaticModel(RaggedModel):
             if recurrence.fill_buffers():
                 captured.clear()
             output = self._captured(recurrence.over_buffers(function), inputs, kind)
-            recurrence.read_buffers()
+            recurrence.columns = recurrence.in_buffers()
             return output
         return self._captured(function, inputs, kind)
 

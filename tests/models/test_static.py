@@ -264,11 +264,11 @@ def test_models_that_cannot_say_why(target):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("compile", [False, True])
-def test_cuda_graphs(compile, monkeypatch):
+@pytest.mark.parametrize("kind, compile", [("llama", False), ("llama", True), *((kind, False) for kind in RECURRENT)])
+def test_cuda_graphs(kind, compile, monkeypatch):
     run_as(monkeypatch, compile=compile, captures=True)
-    model = tiny.llama()
-    target, draft = copy.deepcopy(model).cuda(), tiny.noisy_copy(model).cuda()
+    model = build("causal", kind)
+    target, draft = copy.deepcopy(model).cuda(), tiny.noisy_copy(model, 0.05).cuda()
     for _ in range(2):
         unequal(target, draft, optimize=True)
     assert pool._kept[target].idle.captured and pool._kept[draft].idle.captured
