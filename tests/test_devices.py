@@ -12,10 +12,10 @@ from transformers import StoppingCriteria
 
 import hf_speculative as hs
 from hf_speculative.call.configuration import as_keywords
-from hf_speculative.models import pool, probe, static
+from hf_speculative.models import pool, probe, replays
 from hf_speculative.models.capture import CudaGraph, failed_on
 from tests.architectures.check import build
-from tests.support import fake_cuda, tied, tiny
+from tests.support import fake_cuda, heads, tied, tiny
 from tests.support.cases import slow_but
 from tests.support.execution import run_as
 from tests.support.one_read import (
@@ -39,7 +39,7 @@ from tests.support.one_read import (
 @pytest.fixture
 def devices(monkeypatch):
     run_as(monkeypatch, captures=True)
-    monkeypatch.setattr(static, "NUM_EAGER", 0)
+    monkeypatch.setattr(replays, "NUM_EAGER", 0)
     failed_on.clear()
     with fake_cuda.simulated() as devices:
         yield devices
@@ -134,12 +134,14 @@ class TestMoreReads:
         assert 1 < self.most(monkeypatch, gpus, target, call) <= 5
 
 
-@pytest.mark.parametrize("kind", slow_but(["dflash", "captured dflash", "gemma4", "bloom"], "bloom"))
+@pytest.mark.parametrize("kind", slow_but(["dflash", "captured dflash", "captured eagle3", "gemma4", "bloom"], "bloom"))
 def test_drafts_that_read_the_target_and_the_universal_path(kind, gpus):
     is_captured, kind = "captured" in kind, kind.removeprefix("captured ")
     if kind == "bloom":
         model = build("causal", "bloom")
         draft, options = tiny.noisy_copy(model, 0.05), THREE
+    elif kind == "eagle3":
+        (model, draft), options = heads.made("reduced vocabulary"), THREE
     else:
         model, draft = tied.with_dflash() if kind == "dflash" else tied.with_gemma4_assistant()
         options = {"num_draft_tokens": 4} if kind == "gemma4" else {"speculation_type": "dflash"}
@@ -149,6 +151,7 @@ def test_drafts_that_read_the_target_and_the_universal_path(kind, gpus):
         found = hs.generate(target, **prompts("cuda:0", num_rows), **SETTINGS, **options)
         assert ids(found) == ids(model.generate(**prompts("cpu", num_rows), **SETTINGS))
     assert bool(gpus.num_replays) == is_captured
+    assert kind != "eagle3" or pool._kept[moved].idle.captured, "its own passes too"
 
 
 @pytest.mark.parametrize("places", [("cpu", "cuda:0"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1")])
@@ -236,7 +239,7 @@ class TestGraphs:
 
     def test_caches_that_grow(self, gpus, monkeypatch):
         """Captures end with the memory that they were made over, and others are made."""
-        monkeypatch.setattr(static, "MIN_SLOTS", 4)
+        monkeypatch.setattr(replays, "MIN_SLOTS", 4)
         target = hs.attach(on("cuda:0", TARGET)[0], optimize=True)
         for length in (8, 40):
             settings = SETTINGS | {"max_new_tokens": length}
@@ -281,7 +284,7 @@ class TestGraphs:
         assert not gpus.num_replays
 
     def test_a_limit(self, gpus, monkeypatch):
-        monkeypatch.setattr(static, "MOST_CAPTURED", 2)
+        monkeypatch.setattr(replays, "MOST_CAPTURED", 2)
         target, draft = on("cuda:0", TARGET, DRAFT)
         for temperature in (0.5, 0.7, 0.9):
             options = CAPTURED | SAMPLED | {"temperature": temperature}
@@ -296,7 +299,7 @@ class TestGraphs:
             expected = TARGET.generate(**tiny.prompts(2, width=8, seed=seed), **settings)
             assert ids(target.generate(**call, **settings)) == ids(expected)
         kinds = [kind for kind in pool._kept[target].idle.captured if kind[-2][1] > 1]
-        assert len(kinds) > 3 and {static.rounded_up(kind[-2][1]) for kind in kinds} == {kind[-2][1] for kind in kinds}
+        assert len(kinds) > 3 and {replays.rounded_up(kind[-2][1]) for kind in kinds} == {kind[-2][1] for kind in kinds}
         assert {kind[2][1] - kind[-2][1] for kind in kinds} == {1}, "columns follow from nodes"
 
     def test_the_generator_that_replays_draw_from_is_known(self, gpus):

@@ -9,7 +9,7 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.embedded import DEMO_PROMPTS
-from hf_speculative.models import artifacts, pool, static
+from hf_speculative.models import artifacts, pool, replays
 from tests.support import random_calls
 from tests.support.one_read import (
     CAPTURING,
@@ -42,7 +42,7 @@ def waits():
 
 @pytest.mark.parametrize("name", ONE_READ)
 def test_a_round_reads_once(name, waits, monkeypatch):
-    monkeypatch.setattr(static, "NUM_EAGER", 0)
+    monkeypatch.setattr(replays, "NUM_EAGER", 0)
     options, model, results = ONE_READ[name], DEEPER if name == "early exit" else TARGET, []
     target, draft = (copy.deepcopy(one).to(GPU) for one in (model, DRAFT))
     plain = prompts(GPU) | SETTINGS | {key: options[key] for key in (*PROCESSORS, "guidance_scale") if key in options}

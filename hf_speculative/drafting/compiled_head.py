@@ -1,4 +1,4 @@
-"""An EAGLE-3 head's own passes, from a file that was compiled ahead of time."""
+"""An EAGLE-3 head's own passes, from a file that was compiled ahead of time, or captured."""
 
 import torch
 from torch import Tensor
@@ -6,6 +6,8 @@ from torch.nn import functional
 
 from ..heads.eagle3 import Eagle3Model
 from ..models import MAX_COLUMNS, AttentionLayers, CompiledPass, RaggedCache, no_nodes
+from ..models.replays import Replays, ladder, padded, rounded_up
+from ..models.traced import HeadPass
 
 
 class CompiledHead:
@@ -51,18 +53,48 @@ class CompiledHead:
             return None
         caches = cache.keys_and_values(num_rows, self.attention.shape_of_keys(), states.dtype, states.device)
         if (len(self.slots), len(self.bounds)) != (cache.capacity, num_rows):  # not in each step
-            self.slots = torch.arange(cache.capacity)
-            self.bounds = torch.full((num_rows, 3), cache.capacity - 1)
+            self.slots = torch.arange(cache.capacity, device=self.device)
+            self.bounds = torch.full((num_rows, 3), cache.capacity - 1, device=self.device)
         slots, columns = self.slots[: cache.end], self.slots[width - num_last : width]
         ids, table = tokens.to(self.device), self.embeddings
         if not self.takes_table:
             table = embedded(tokens, self.embeddings, self.device, self.dtype).flatten(0, 1)
-            ids = torch.arange(tokens.numel()).view_as(tokens)
+            ids = torch.arange(tokens.numel(), device=self.device).view_as(tokens)
         fed = [ids, states.contiguous()]
         of_others = [ids.new_empty(num_rows, 0), states.new_empty(num_rows, 0, self.sizes[not are_drafted])]
         pairs = of_others + fed if are_drafted else fed + of_others
         nodes = nodes or no_nodes(num_rows, cache.end, self.device)
-        return self.run([*pairs, first.contiguous(), seen, self.bounds, slots, *nodes, columns, table, *caches])
+        places = [first.contiguous(), seen, self.bounds, slots, *nodes, columns]
+        return self._found(cache, [*pairs, *places, table, *caches])
+
+    def _found(self, cache: RaggedCache, inputs: list[Tensor]) -> list[Tensor]:
+        return self.run(inputs)
+
+
+class CapturedHead(CompiledHead):
+    """The same on the head itself, by replays of few kinds: columns, nodes and slots are rounded up.
+
+    Args:
+        replays: of the head.
+    """
+
+    def __init__(self, replays: Replays, model: Eagle3Model, embeddings: Tensor):
+        self.replays, self.one_pass = replays, HeadPass(model)
+        super().__init__(lambda inputs: list(self.one_pass(*inputs)), model, embeddings)
+
+    def __call__(self, cache, tokens, states, first, seen, num_last=1, are_drafted=False, nodes=None):
+        more, end = rounded_up(tokens.shape[1]) - tokens.shape[1], ladder(cache.end)
+        cache.reserve(len(tokens), end, limit=end)
+        cache.end, nodes = end, nodes if nodes is None else padded(nodes)
+        tokens, states = functional.pad(tokens, (more, 0)), functional.pad(states, (0, 0, more, 0))
+        return super().__call__(cache, tokens, states, first - more, seen, num_last, are_drafted, nodes)
+
+    def _found(self, cache: RaggedCache, inputs: list[Tensor]) -> list[Tensor]:
+        num_given = len(inputs) - 2 * self.one_pass.num_layers - self.takes_table  # the others stay where they are
+        given, fixed = inputs[:num_given], inputs[num_given:]
+        kind = "head", self.takes_table and fixed[0].data_ptr()
+        found = self.replays(cache, lambda *tensors: self.run([*tensors, *fixed]), tuple(given), kind)
+        return [part.clone() for part in found]
 
 
 def embedded(tokens: Tensor, embeddings: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

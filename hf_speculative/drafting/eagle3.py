@@ -12,13 +12,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..heads.eagle3 import Eagle3Model
-from ..interfaces import Drafter
-from ..models import AttentionLayers, CompiledPass, Nodes, fed_slots, nodes_of, num_logits, with_folded_attention
-from ..models.execution import compiled_pass
+from ..interfaces import Drafter, Sampler
+from ..models import AttentionLayers, CompiledPass, Nodes, fed_slots, nodes_of, num_logits, pool, with_folded_attention
+from ..models.capture import Capture
+from ..models.execution import capture_of, compiled_pass
+from ..models.replays import Replays
 from ..tokenizers.vocabulary import is_padding
 from ..types import Batch, uploaded
 from .autoregressive import HeadDrafter
-from .compiled_head import CompiledHead, embedded
+from .compiled_head import CapturedHead, CompiledHead, embedded
 from .given_model import HeadSource
 from .source import BuildContext
 
@@ -30,12 +32,19 @@ class Eagle3(HeadDrafter):
         model: the head.
         target_model: the target, whose embeddings it reads where it has none of its own.
         one_pass: the head's, a `HeadPass` compiled ahead of time.
+        capture: how to capture its passes, see `Capture`.
     """
 
     scores_levels = True
 
-    def __init__(self, model: Eagle3Model, target_model, one_pass: CompiledPass | None = None):
-        self.model = with_folded_attention(model)
+    def __init__(
+        self,
+        model: Eagle3Model,
+        target_model,
+        one_pass: CompiledPass | None = None,
+        capture: Capture | None = None,
+    ):
+        self.original, self.model = model, with_folded_attention(model)
         self.config, self.device, self.dtype = model.config, model.device, model.dtype
         self.hidden_layers = self.layers_read(model.config, target_model.config)
         self.attention, self.num_layers = AttentionLayers(model), len(model.layers)
@@ -43,6 +52,8 @@ class Eagle3(HeadDrafter):
         #: the weights themselves: some targets scale or norm what they look up there, no head does
         self.embeddings: Tensor = embeddings.weight
         self.compiled = None if one_pass is None else CompiledHead(one_pass, model, self.embeddings)
+        if capture is not None:
+            self.compiled = CapturedHead(Replays(model, capture), self.model, self.embeddings)
         #: width of its logits by the target's ids
         self.num_logits = model.config.transformer_layer_config.vocab_size
 
@@ -50,6 +61,16 @@ class Eagle3(HeadDrafter):
     def layers_read(config, target_config) -> tuple[int, ...]:
         """Which of the target's `hidden_states` a head of this config reads."""
         return config.layers_read(target_config.get_text_config(decoder=True).num_hidden_layers)
+
+    def begin(self, batch: Batch, sampler: Sampler) -> None:
+        super().begin(batch, sampler)
+        if isinstance(self.compiled, CapturedHead):  # replays read and write where earlier calls did
+            self.cache = pool.take(self.original, lambda: self.cache)
+            self.cache.begin(len(batch.rows), limit=batch.max_length)
+
+    def release(self) -> None:
+        self.cache.num_rows = 0
+        pool.give_back(self.original, self.cache)
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         if ahead == 0:
@@ -211,11 +232,12 @@ class Eagle3Source(HeadSource):
                 "padding explains: use the draft that belongs to it."
             )
 
-    def drafter_for(self, model: PreTrainedModel, one_pass: CompiledPass | None = None) -> Drafter:
-        return self.in_trees(self.kind(self.draft_model, model, one_pass))
+    def drafter_for(self, model: PreTrainedModel, *passes) -> Drafter:
+        return self.in_trees(self.kind(self.draft_model, model, *passes))
 
     def drafter(self, call: BuildContext) -> Drafter:
-        return self.drafter_for(call.model, compiled_pass(self.draft_model, call.compile))
+        passes = compiled_pass(self.draft_model, call.compile), capture_of(self.draft_model, call.cuda_graphs)
+        return self.drafter_for(call.model, *passes)
 
 
 class PEagleSource(Eagle3Source):

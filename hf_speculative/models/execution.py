@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from ..hf_compat import placement_hook
 from ..interfaces import CachedModel
 from . import artifacts, linears, pool
+from .ahead import AheadModel
 from .artifacts import BoundPass, CompiledPass, PassOfPieces
 from .attention import takes_masks
 from .cached_model import device_of
@@ -24,7 +25,7 @@ from .recording import AheadRecordingModel, RecordingModel, RecordingUniversalMo
 from .shallow import has_own_forward
 from .sharding import group_of, is_sharded
 from .states import only_capture
-from .static import AheadModel, StaticModel
+from .static import StaticModel
 
 #: seconds of decoding after which "auto" starts to compile; short scripts end before
 ENOUGH_SECONDS = 10.0
@@ -46,7 +47,7 @@ def ragged_model(
     run = None if cuda_graphs else compiled_pass(model, compile)
     if run is not None:
         return AheadModel(model, clamp_ids, one_pass=run)
-    in_process, capture = warms_up(compile, model), _capture_of(model, cuda_graphs)
+    in_process, capture = warms_up(compile, model), capture_of(model, cuda_graphs)
     if in_process or capture is not None:
         return StaticModel(model, clamp_ids, in_process, capture)
     return (StaticModel if is_static else RaggedModel)(model, clamp_ids)
@@ -60,7 +61,7 @@ def multimodal_model(
     cuda_graphs: bool = False,
 ) -> MultimodalModel:
     """A ragged model for a prompt of more than ids; `compile` as in `compiled_pass`. Captured passes are not compiled."""
-    if (capture := _capture_of(model, cuda_graphs)) is not None:
+    if (capture := capture_of(model, cuda_graphs)) is not None:
         return StaticMultimodalModel(model, inputs, clamp_ids, capture=capture)
     run = compiled_pass(model, compile)
     if run is None:
@@ -87,7 +88,7 @@ def recording_model(
     """
     if path.name != "ragged":
         return RecordingUniversalModel(model, inputs, layers, keep)
-    if (capture := _capture_of(model, cuda_graphs)) is not None:
+    if (capture := capture_of(model, cuda_graphs)) is not None:
         return StaticRecordingModel(model, layers, capture=capture)
     run = compiled_pass(model, compile, layers)
     if run is None:
@@ -95,7 +96,8 @@ def recording_model(
     return AheadRecordingModel(model, layers, clamp_ids=False, one_pass=run)
 
 
-def _capture_of(model: PreTrainedModel, cuda_graphs: bool) -> Capture | None:
+def capture_of(model: PreTrainedModel, cuda_graphs: bool) -> Capture | None:
+    """How to capture passes of `model`; `None` where that is not asked for, or cannot be."""
     return functools.partial(CudaGraph, device_of(model)) if cuda_graphs and can_capture(model) else None
 
 
@@ -133,12 +135,10 @@ def how_passes_run(compile: bool | str | None, *models: PreTrainedModel | None) 
 
 def warms_up(compile: bool | str | None, *models: PreTrainedModel | None) -> bool:
     """Whether passes are compiled in this process, so that first passes take long."""
-    in_process = (
-        uncompilable_reason(model) is None and artifacts.unsupported_reason(model) is not None
-        for model in models
-        if model is not None
+    compiled = (
+        model for model in models if compile is True and model is not None and uncompilable_reason(model) is None
     )
-    return compile is True and any(in_process)
+    return any(artifacts.unsupported_reason(model) is not None for model in compiled)
 
 
 def uncompilable_reason(model: PreTrainedModel) -> str | None:

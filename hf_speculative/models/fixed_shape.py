@@ -22,7 +22,8 @@ from .linears import num_by_kernel
 from .model_state import kept_with
 from .probe import extend
 from .ragged import RaggedModel
-from .static import StaticModel, ladder
+from .replays import ladder
+from .static import StaticModel
 
 #: columns of a pass: a token and up to 7 draft tokens
 NUM_COLUMNS = 8

@@ -9,9 +9,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..types import Batch, uploaded
+from .ahead import AheadModel
 from .inputs import Inputs
 from .ragged import RaggedModel
-from .static import AheadModel, StaticModel
+from .static import StaticModel
 from .universal import UniversalModel
 
 
@@ -56,7 +57,7 @@ class MultimodalModel(RaggedModel):
         slots = prompts.lengths - prompts.padding
         self._begin(prompts, ahead=0)
         self.load(reader.rewinder.cache, prompts)
-        self.offsets = (reader.position_after_prompt().to(slots.device) - slots).tolist()
+        self.offsets = (reader.position_after_prompt().to(slots.device) - slots).long().tolist()
         self.num_forwards += 1
         self.rows = prompts.rows
         lanes, self.lanes = self.lanes, []

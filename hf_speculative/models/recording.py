@@ -11,6 +11,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..types import Batch, uploaded
+from .ahead import AheadModel
 from .cached_model import device_of, without_dropout
 from .inputs import Inputs, text_inputs
 from .places import in_rows
@@ -19,7 +20,7 @@ from .ragged import RaggedModel
 from .ragged_cache import RaggedLayer
 from .shallow import install_capturing_hooks
 from .states import asked_for, joined
-from .static import AheadModel, StaticModel
+from .static import StaticModel
 from .universal import UniversalModel
 
 _no_states: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()

@@ -6,39 +6,22 @@ columns and slots, serve a whole generation; what a round accepted changes no sh
 """
 
 import functools
-import warnings
 from collections.abc import Callable, Hashable
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..hf_compat import mark_dynamic
 from ..types import Batch, uploaded
-from . import pool
-from .artifacts import CompiledPass
-from .cached_model import num_logits
-from .capture import Capture, failed_on
+from .capture import Capture
 from .masks import AttentionLayers, no_nodes
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
+from .replays import Replays, ladder, padded, rounded_up
 from .traced import MAX_COLUMNS, ragged_pass
-
-#: the fewest slots attention looks at, and the most steps of the ladder from a power of two to the next
-MIN_SLOTS, STEPS = 256, 4
-#: how often a kind of pass runs before it is captured, which takes about as long
-NUM_EAGER = 3
-#: captured passes of a cache, each of which keeps its output
-MOST_CAPTURED = 64
-
-
-def ladder(num_slots: int) -> int:
-    """The slots that a pass over `num_slots` looks at: at most a quarter more, from few different numbers."""
-    step = max(MIN_SLOTS, 2 ** ((num_slots - 1).bit_length() - 1) // STEPS)
-    return -(-num_slots // step) * step
 
 
 def logits_of_pass(
@@ -55,12 +38,6 @@ def logits_of_pass(
         keep: how many columns of logits, as the model takes it.
     """
     return ragged_pass(model, cache, layers, dtype, tensors, **keep).logits
-
-
-def rounded_up(number: int) -> int:
-    """Columns or nodes of which a pass is made where there are `number`: up to half as many more, of few different numbers."""
-    step = max(1, 2 ** (number - 1).bit_length() // STEPS)
-    return -(-number // step) * step
 
 
 class StaticModel(RaggedModel):
@@ -86,7 +63,8 @@ class StaticModel(RaggedModel):
     def reset(self) -> None:
         super().reset()
         self.all_slots = 0
-        self.kept = pool.kept(self.original)
+        self.replays = Replays(self.original, self.capture)
+        self.kept = self.replays.kept
         if self.model is not self.original:
             self.model = self.kept.twin = self.kept.twin or self.model
 
@@ -171,9 +149,7 @@ class StaticModel(RaggedModel):
         is_tree = batch.tree is not None and ahead > 0
         nodes = self._nodes(batch, ahead) if is_tree else no_nodes(len(batch.rows), num_slots, self.device)
         if is_tree and self.capture is not None:  # nodes that nothing follows
-            root, depths, ancestors = nodes
-            more = rounded_up(depths.shape[1]) - depths.shape[1]
-            nodes = root, functional.pad(depths, (0, more)), functional.pad(ancestors, (0, more, 0, more))
+            nodes = padded(nodes)
         return (
             self._input_ids(batch, ahead, width),
             (batch.lengths - batch.padding + (ahead - width)).to(self.device),
@@ -205,47 +181,7 @@ class StaticModel(RaggedModel):
 
     def _run_static(self, function: Callable[..., Any], inputs: tuple[Tensor, ...], kind: tuple) -> Any:
         """Call `function`, or replay it: what is not in `inputs` must be in `kind`."""
-        recurrence, captured = self.cache.recurrence, self.cache.captured
-        kind += (recurrence.has_filler, *(tuple(tensor.shape) for tensor in inputs))
-        if self.capture is not None and self.device in failed_on:
-            captured.clear()
-            self.capture = None
-        if recurrence.layers and self.capture is not None:
-            if recurrence.fill_buffers():
-                captured.clear()
-            output = self._captured(recurrence.over_buffers(function), inputs, kind)
-            recurrence.columns = recurrence.in_buffers()
-            return output
-        return self._captured(function, inputs, kind)
-
-    def _captured(self, function: Callable[..., Any], inputs: tuple[Tensor, ...], kind: tuple) -> Any:
-        captured = self.cache.captured
-        if self.capture is not None and kind not in captured:
-            self.kept.num_unreplayed += 1
-            self.kept.met[kind] += 1
-            if self.kept.met[kind] > NUM_EAGER:
-                self._make_replay(self.capture, function, inputs, kind)
-        if kind not in captured or self.capture is None:
-            return function(*inputs)
-        captured[kind] = captured.pop(kind)  # those replayed last are behind
-        return captured[kind](*inputs)
-
-    def _make_replay(
-        self, capture: Capture, function: Callable[..., Any], inputs: tuple[Tensor, ...], kind: tuple
-    ) -> None:
-        """Capture `function`, of which only the replay is kept: it belongs to this call, and holds its model."""
-        captured = self.cache.captured
-        if len(captured) >= MOST_CAPTURED:
-            del captured[next(iter(captured))]
-        # Capturing draws, and the replay draws again: a seed has to give the same tokens with either.
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            try:
-                captured[kind] = capture(function, inputs, next(iter(captured.values()), None))
-            except RuntimeError as error:  # a model that waits for the device inside a pass: for routing, say
-                captured.clear()
-                self.capture, self.kept.cannot_capture = None, True
-                name = type(self.original).__name__
-                warnings.warn(f"passes of {name} cannot be captured and run eagerly: {error}", stacklevel=3)
+        return self.replays(self.cache, function, inputs, kind)
 
     def _compiled(self, inputs: tuple[Tensor, ...], only_last: bool) -> Callable[..., Tensor]:
         """One compilation for all sizes but 1, which torch treats apart."""
@@ -261,55 +197,3 @@ class StaticModel(RaggedModel):
             for part in (layer.keys, layer.values):
                 mark_dynamic(part, (0, 2))
         return self.kept.compiled[kind]
-
-
-class AheadModel(StaticModel):
-    """A ragged model whose passes run from a file that was compiled ahead of time, short prompts included; see `exported`.
-
-    Args:
-        one_pass: the file's, on the weights of `model`.
-    """
-
-    def __init__(self, model: PreTrainedModel, clamp_ids: bool, one_pass: CompiledPass):
-        self.one_pass = one_pass
-        super().__init__(model, clamp_ids)
-
-    def _is_static(self, width: int, ahead: int = 0) -> bool:
-        return width <= MAX_COLUMNS
-
-    def num_slots(self, end: int) -> int:
-        return self.all_slots or end
-
-    def _one_pass(self, inputs: tuple[Tensor, ...], num_last: int) -> Callable[..., Tensor]:
-        caches = self._caches(inputs)
-
-        def one_pass(*tensors: Tensor) -> Tensor:
-            width, slots = tensors[0].shape[1], tensors[4]
-            columns = slots[max(0, width - num_last) : width]
-            return self.one_pass([*(t.contiguous() for t in tensors), columns, *caches])[0]
-
-        return one_pass
-
-    def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
-        ends, widths = self._begin(batch, ahead=0)
-        if not self._is_static(max(widths)) or num_logits(self.original) > vocab_size:
-            return None
-        inputs = self._tensors(batch, 0, max(widths), max(ends) + num_tokens - 1)
-        caches, drawn = self._caches(inputs), []
-        tokens, first, seen, bounds, slots, *nodes = (tensor.contiguous() for tensor in inputs)
-        for _ in range(num_tokens):
-            width = tokens.shape[1]
-            found = self.one_pass([tokens, first, seen, bounds, slots, *nodes, slots[width - 1 : width], *caches])
-            first = seen = first + width
-            drawn.append(found[1])
-            tokens = self.readable(drawn[-1])
-        ahead = num_tokens - 1  # the last one was not fed
-        self._finish([end + ahead for end in ends], batch.lengths - batch.padding + ahead)
-        self.num_forwards += num_tokens - 1
-        return torch.cat(drawn, 1)
-
-    def _caches(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-        """What a pass writes to: keys and then values of all layers."""
-        caches = self.cache.keys_and_values(len(inputs[0]), self.layers.shape_of_keys(), self.dtype, self.device)
-        assert all(part.is_contiguous() for part in caches), "compiled for strides that follow from sizes"
-        return caches

@@ -8,12 +8,14 @@ from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
-from hf_speculative.models import artifacts, pool
+from hf_speculative.models import artifacts, pool, replays
 from hf_speculative.sampling.logits_processors import Processors
 from hf_speculative.sampling.samplers import MOST_FORBIDDEN, Greedy, ProcessedSampler
 from hf_speculative.schedules import Constant
 from tests.support import heads, tiny
+from tests.support.cases import slow_but
 from tests.support.execution import run_as
+from tests.support.fake_graphs import Recorded
 from tests.support.plain import plain, reproduces_plain, same_as_plain, takes_lanes
 
 KINDS = ("llama", "reduced vocabulary", "sliding windows", "eagle 3.1", "parallel")
@@ -97,6 +99,26 @@ def test_trees(emulated):
     artifacts.make(head)
     compiled = accepts_the_same(target, tiny.prompts(2), draft_model=head, num_draft_tokens=6, tree_top_k=3)
     assert emulated.runs_of_heads == compiled.num_draft_forwards
+
+
+@pytest.mark.parametrize("name", slow_but(KINDS, "reduced vocabulary", "parallel"))
+def test_captured(name, monkeypatch):
+    """Replays of few kinds draft what eager passes do, in chains and trees, rows of unequal length, and later calls."""
+    target, head = heads.made(name)
+    sizes, calls = (3, 1), (CHAIN, {"num_draft_tokens": 6, "tree_top_k": 3})
+    calls = [(tiny.prompts(num_rows, width=9), call | {"draft_model": head}) for num_rows in sizes for call in calls]
+    eager, capture = [same_as_plain(target, inputs, **call) for inputs, call in calls], Recorded()
+    monkeypatch.setattr(replays, "NUM_EAGER", 0)
+    monkeypatch.setattr("hf_speculative.drafting.eagle3.capture_of", lambda *_: capture)
+    for _ in range(2):
+        before = capture.num_captures
+        for (inputs, call), expected in zip(calls, eager, strict=True):
+            found = same_as_plain(target, inputs, **call)
+            assert found.num_accepted_draft_tokens == expected.num_accepted_draft_tokens > 0
+            assert found.num_draft_forwards == expected.num_draft_forwards
+    assert capture.num_captures == before < capture.num_replays / 2
+    reproduces_plain(target, (3, 2), **CHAIN, draft_model=head)
+    takes_lanes(target, tiny.texts(5), batch_size=2, draft_model=head, num_draft_tokens=3)
 
 
 def test_of_an_attached_pair(emulated, monkeypatch):

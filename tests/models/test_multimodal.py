@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_speculative.models import MultimodalModel, RaggedModel, choose_for, prepared_inputs, probe, static
+from hf_speculative.models import MultimodalModel, RaggedModel, choose_for, prepared_inputs, probe, replays
 from hf_speculative.models.multimodal import StaticMultimodalModel
 from hf_speculative.models.universal import UniversalModel
 from hf_speculative.types import Batch, Prefix
@@ -50,12 +50,12 @@ def test_unequal_rows_with_images(target, draft):
     assert stats.num_accepted_draft_tokens > 0 and (draft != "copy" or stats.draft_acceptance_rate == 1)
 
 
-@pytest.mark.parametrize("name", slow_but(TYPES, "qwen3_5"))
-def test_captured_passes(name, models, monkeypatch):
-    """A later call replays those of an earlier one, whose image has moved positions otherwise."""
-    target, capture = models[name], Recorded()
+@pytest.mark.parametrize("name", slow_but((*TYPES, "qwen3_omni_moe_thinker"), "qwen3_5"))
+def test_captured_passes(name, monkeypatch):
+    """A later call replays those of an earlier one, whose image has moved positions otherwise; they may be no integers."""
+    target, capture = build("image-text", name), Recorded()
     draft = tiny.noisy_copy(target, 0.1)
-    monkeypatch.setattr(static, "NUM_EAGER", 0)
+    monkeypatch.setattr(replays, "NUM_EAGER", 0)
     make = lambda model, inputs, *args, **_: StaticMultimodalModel(model, inputs, capture=capture)  # noqa: E731
     monkeypatch.setattr("hf_speculative.call.parts.multimodal_model", make)
     monkeypatch.setattr("hf_speculative.drafting.draft_model.multimodal_model", make)

@@ -11,7 +11,7 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 from torch._dynamo.utils import counters
 
 import hf_speculative as hs
-from hf_speculative.models import RaggedModel, StaticModel, artifacts, execution, pool, static
+from hf_speculative.models import RaggedModel, StaticModel, artifacts, execution, pool, replays, static
 from tests.architectures.check import build
 from tests.support import distributions, tiny
 from tests.support.cases import slow_but
@@ -29,7 +29,7 @@ def recorded(monkeypatch):
     """Every ragged model of a call is captured."""
     capture = Recorded()
     pool._kept.clear()
-    monkeypatch.setattr(static, "NUM_EAGER", 0)
+    monkeypatch.setattr(replays, "NUM_EAGER", 0)
     make = lambda model, clamp_ids=False, **_: StaticModel(model, clamp_ids, capture=capture)  # noqa: E731
     monkeypatch.setattr("hf_speculative.call.parts.ragged_model", make)
     monkeypatch.setattr("hf_speculative.drafting.draft_model.ragged_model", make)
@@ -88,7 +88,7 @@ def test_states_of_recurrent_layers(kind, recorded):
 
 
 def test_rows_that_leave_and_contexts_that_grow(target, draft, recorded, monkeypatch):
-    monkeypatch.setattr(static, "MIN_SLOTS", 16)
+    monkeypatch.setattr(replays, "MIN_SLOTS", 16)
     monkeypatch.setattr("hf_speculative.models.ragged_cache.MAX_AHEAD", 4)
     plain = target.generate(**tiny.prompts(3, width=12), **GREEDY, max_new_tokens=40)
     ends = sorted({int(row[length]) for row, length in zip(plain, (20, 33, 45), strict=True)})
@@ -145,8 +145,8 @@ def test_passes_that_cannot_be_captured_run_eagerly_and_say_why(target, draft, r
 
 @pytest.mark.parametrize("num_slots", [1, 255, 256, 257, 1024, 1025, 5000, 40_000])
 def test_the_ladder_has_few_steps_and_wastes_little(num_slots):
-    assert num_slots <= static.ladder(num_slots) <= max(num_slots + 255, 1.25 * num_slots + 1)
-    assert static.ladder(static.ladder(num_slots)) == static.ladder(num_slots)
+    assert num_slots <= replays.ladder(num_slots) <= max(num_slots + 255, 1.25 * num_slots + 1)
+    assert replays.ladder(replays.ladder(num_slots)) == replays.ladder(num_slots)
 
 
 class TestThePool:

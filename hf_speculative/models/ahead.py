@@ -1,0 +1,65 @@
+"""Ragged passes that run from a file, see `exported`."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..types import Batch
+from .artifacts import CompiledPass
+from .cached_model import num_logits
+from .static import StaticModel
+from .traced import MAX_COLUMNS
+
+
+class AheadModel(StaticModel):
+    """A ragged model whose passes run from a file that was compiled ahead of time, short prompts included; see `exported`.
+
+    Args:
+        one_pass: the file's, on the weights of `model`.
+    """
+
+    def __init__(self, model: PreTrainedModel, clamp_ids: bool, one_pass: CompiledPass):
+        self.one_pass = one_pass
+        super().__init__(model, clamp_ids)
+
+    def _is_static(self, width: int, ahead: int = 0) -> bool:
+        return width <= MAX_COLUMNS
+
+    def num_slots(self, end: int) -> int:
+        return self.all_slots or end
+
+    def _one_pass(self, inputs: tuple[Tensor, ...], num_last: int) -> Callable[..., Tensor]:
+        caches = self._caches(inputs)
+
+        def one_pass(*tensors: Tensor) -> Tensor:
+            width, slots = tensors[0].shape[1], tensors[4]
+            columns = slots[max(0, width - num_last) : width]
+            return self.one_pass([*(t.contiguous() for t in tensors), columns, *caches])[0]
+
+        return one_pass
+
+    def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
+        ends, widths = self._begin(batch, ahead=0)
+        if not self._is_static(max(widths)) or num_logits(self.original) > vocab_size:
+            return None
+        inputs = self._tensors(batch, 0, max(widths), max(ends) + num_tokens - 1)
+        caches, drawn = self._caches(inputs), []
+        tokens, first, seen, bounds, slots, *nodes = (tensor.contiguous() for tensor in inputs)
+        for _ in range(num_tokens):
+            width = tokens.shape[1]
+            found = self.one_pass([tokens, first, seen, bounds, slots, *nodes, slots[width - 1 : width], *caches])
+            first = seen = first + width
+            drawn.append(found[1])
+            tokens = self.readable(drawn[-1])
+        ahead = num_tokens - 1  # the last one was not fed
+        self._finish([end + ahead for end in ends], batch.lengths - batch.padding + ahead)
+        self.num_forwards += num_tokens - 1
+        return torch.cat(drawn, 1)
+
+    def _caches(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+        """What a pass writes to: keys and then values of all layers."""
+        caches = self.cache.keys_and_values(len(inputs[0]), self.layers.shape_of_keys(), self.dtype, self.device)
+        assert all(part.is_contiguous() for part in caches), "compiled for strides that follow from sizes"
+        return caches
