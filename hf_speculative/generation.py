@@ -129,7 +129,7 @@ def attach(
         reproducible: sample token for token what plain `generate` samples under the same seed. "bitwise": the same bits with
             any draft and without, in any number format (docs/bitwise.md).
         optimize: "auto", the default, multiplies by a kernel of our own and takes compiled passes once there are some; True
-            compiles them in the first call; False leaves the models' own passes and products.
+            compiles them in the first call; False leaves the models' own passes and products. GPUs capture passes instead.
         config: all other settings; a call's own come first.
 
     Returns:

@@ -22,7 +22,6 @@ from ..models.model_state import kept_with
 from ..verification import rule_for
 from .configuration import Options
 from .generation_settings import first_given
-from .optimize import Execution
 from .statistics import Statistics
 
 #: warn of a draft that computes this much more than its target; adapters on one of two equal models are less
@@ -199,13 +198,13 @@ def check_ragged(model, path: Path, what: str) -> None:
         raise ValueError(f"`{what}` reads a ragged cache, and {type(model).__name__} {path.reason}: {way_out}.")
 
 
-def check_passes(execution: Execution, source: DraftSource, model: PreTrainedModel) -> None:
+def check_passes(options: Options, source: DraftSource, model: PreTrainedModel) -> None:
     """Drafts that read the target's layers take them out of eager passes; its states, of compiled or captured ones too."""
-    if execution.compile is not True or not source.reads_target:  # "auto" is eager where it has to be
+    if options.config.optimize is not True or not source.reads_target:  # "auto" is eager where it has to be
         return
     why = "out of eager passes"
     if source.reads_states:
-        if execution.captures or (reason := artifacts.unsupported_reason(model)) is None:
+        if options.execution(model).captures or (reason := artifacts.unsupported_reason(model)) is None:
             return
         why = f"and {type(model).__name__} {reason}"
     raise ValueError(

@@ -16,7 +16,7 @@ from transformers import LogitsProcessor, PreTrainedModel
 
 from ..interfaces import Schedule
 from ..models import Inputs, is_sharded
-from ..models.execution import can_capture, how_passes_run, warms_up
+from ..models.execution import can_capture, how_passes_run
 from ..models.model_state import kept_with
 from ..models.pool import num_unreplayed
 from ..sampling.logits_processors import CONTEXT_FREE
@@ -60,11 +60,11 @@ class Learned:
             if is_alone:
                 stored_costs.restore(costs[key], key, model, pair)
         self._costs = costs[key]
-        is_ours = is_alone and own.schedule is None  # what a user's own schedule learns ends with the call
-        # Passes that are made take their time once.
-        self.is_timed = is_ours and not warms_up(execution.compile, model, source.draft_model)
+        self.is_ours = is_alone and own.schedule is None  # what a user's own schedule learns ends with the call
         self._num_first = partial(num_unreplayed, model, source.draft_model) if is_captured else int
-        self.is_kept = is_ours and (not is_sampled or bool(own.reproducible))  # else tokens depend on draft lengths
+        self.is_kept = self.is_ours and (
+            not is_sampled or bool(own.reproducible)
+        )  # else tokens depend on draft lengths
         self.costs: Callable[[int], Costs] = self._costs if self.is_kept else self._costs.settled()
         self.place: dict[tuple, Any] = kept_with(model).setdefault(Learned, WeakKeyDictionary()).setdefault(pair, {})
         length = (options.schedule_name, options.num_draft_tokens, options["assistant_confidence_threshold"])
@@ -72,7 +72,7 @@ class Learned:
 
     def timed(self, schedule: Schedule) -> Schedule:
         """Wrap `schedule` so that its rounds are timed for later calls."""
-        return Timed(schedule, self._costs, self._num_first) if self.is_timed and schedule.weighs_costs else schedule
+        return Timed(schedule, self._costs, self._num_first) if self.is_ours and schedule.weighs_costs else schedule
 
     def start(self, schedule: Schedule) -> None:
         """Start the schedule from what earlier calls learned."""
@@ -82,7 +82,7 @@ class Learned:
 
     def keep(self, schedule: Schedule) -> None:
         """Keep what `schedule` learned for later calls, and costs for later processes."""
-        if self.is_timed:
+        if self.is_ours:
             stored_costs.write(self._costs)
         if self.is_kept and schedule.learned is not None:  # not of one that drafts nothing
             self.place[self.kind] = schedule.learned

@@ -16,7 +16,7 @@ class Execution:
 
     Attributes:
         has_kernel: linear layers of an attached model multiply by our kernel.
-        compile: compile passes; "auto": use a compiled file if there is one, and make it in the background.
+        compile: run passes from compiled files, made first; "auto": from those that are there, made in the background.
         captures: capture passes as CUDA graphs.
     """
 
@@ -29,15 +29,12 @@ EAGER = Execution()
 
 
 def execution_of(optimize: bool | str | None, device: torch.device) -> Execution:
-    """What `optimize` means on `device`; `None` and False are the model's own eager passes.
-
-    On a GPU "auto" does not compile: capturing takes a few passes, and compiling in this process half a minute.
-    """
+    """What `optimize` means on `device`; `None` and False are the model's own eager passes."""
     is_auto = optimize == "auto"
     if not optimize or (
         is_auto and (device.type not in ("cpu", "cuda") or os.environ.get(artifacts.FOLDER) == artifacts.OFF)
     ):
         return EAGER
     if device.type == "cuda":
-        return Execution(compile=not is_auto, captures=True)
-    return Execution(has_kernel=True, compile="auto" if is_auto else True)
+        return Execution(captures=True)
+    return Execution(has_kernel=True, compile=optimize)

@@ -175,7 +175,7 @@ GROUPS = {
         Option("optimize", Flag("auto"), _SETTING, "`'auto'` for an attached model; `False` in other calls",
                "How passes of both models run. On a CPU, 'auto' lets an attached model multiply by a kernel of ours and "
                "takes compiled passes once there are some, `True` compiles them now, `False` leaves passes and products as "
-               "they are. On a GPU, 'auto' captures passes as CUDA graphs, `True` compiles them as well, `False` is eager.",
+               "they are. On a GPU, 'auto' and `True` capture passes as CUDA graphs, `False` is eager.",
                page="optimize.md"),
     ),
     "One call": (

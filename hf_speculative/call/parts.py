@@ -47,7 +47,7 @@ def target_and_drafter(
     compile, captures = execution.compile, execution.captures
     checks.check_path(source, model, path)
     checks.check_bitwise(options, model, path, inputs)
-    checks.check_passes(execution, source, model)
+    checks.check_passes(options, source, model)
     lanes = options.config.lanes or options.rows_at_once or num_rows
     num_columns = free_columns(model, compile, lanes) if options.is_bitwise else 0
     is_static = options.is_bitwise and not num_columns

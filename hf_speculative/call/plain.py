@@ -49,8 +49,6 @@ def on_own_passes(
         return None, kwargs
     known = TAKEN | vars(GenerationConfig()).keys()
     if is_tested_multimodal(target):
-        if execution.captures:  # passes over images are not captured
-            return None, kwargs
         known |= inspect.signature(target.forward).parameters.keys() - NO_MEDIA
     is_known = all(name in known for name, value in kwargs.items() if value is not None)
     # Plain decoding computes outputs of steps for rows that have ended as well.

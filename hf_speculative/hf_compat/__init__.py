@@ -182,8 +182,3 @@ def version_of(tensor: Tensor) -> int:
 def is_compiled(module: nn.Module) -> bool:
     """`module.compile()` was called."""
     return module._compiled_call_impl is not None
-
-
-def mark_dynamic(tensor: Tensor, dimensions) -> None:
-    """torch.compile takes these sizes for ones that change."""
-    torch._dynamo.maybe_mark_dynamic(tensor, dimensions)

@@ -59,7 +59,7 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
     """Why passes of `model` cannot be compiled; `None` if they may be."""
     modules = list(model.modules())
     if model.device.type != "cpu":
-        return f"is on {model.device.type}, where its passes are compiled in the process"
+        return f"is on {model.device.type}, and files are for CPUs"
     if torch.is_autocast_enabled("cpu"):
         return "runs under autocast"
     if any(module.training for module in modules):

@@ -1,4 +1,4 @@
-"""Run passes on the ragged path: eagerly, compiled ahead of time, or compiled and captured in the process."""
+"""Run passes on the ragged path: eagerly, compiled ahead of time, or captured."""
 
 import functools
 import warnings
@@ -29,6 +29,7 @@ from .static import StaticModel
 
 #: seconds of decoding after which "auto" starts to compile; short scripts end before
 ENOUGH_SECONDS = 10.0
+EAGER = "passes of {} are not compiled, and run eagerly: {}."
 
 
 def ragged_model(
@@ -38,18 +39,16 @@ def ragged_model(
     cuda_graphs: bool = False,
     is_static: bool = False,
 ) -> RaggedModel:
-    """A ragged model whose passes run as asked, or eagerly where they cannot (`eager_reason`).
+    """A ragged model whose passes run as asked, or eagerly where they cannot (`uncompilable_reason`, `can_capture`).
 
     Args:
-        compile: as in `compiled_pass`.
+        compile: as in `compiled_pass`, where passes are not captured.
         is_static: eager passes have static shapes as well.
     """
-    run = None if cuda_graphs else compiled_pass(model, compile)
-    if run is not None:
-        return AheadModel(model, clamp_ids, one_pass=run)
-    in_process, capture = warms_up(compile, model), capture_of(model, cuda_graphs)
-    if in_process or capture is not None:
-        return StaticModel(model, clamp_ids, in_process, capture)
+    if (capture := capture_of(model, cuda_graphs)) is not None:
+        return StaticModel(model, clamp_ids, capture)
+    if (run := compiled_pass(model, not cuda_graphs and compile)) is not None:
+        return AheadModel(model, clamp_ids, run)
     return (StaticModel if is_static else RaggedModel)(model, clamp_ids)
 
 
@@ -60,13 +59,12 @@ def multimodal_model(
     compile: bool | str = False,
     cuda_graphs: bool = False,
 ) -> MultimodalModel:
-    """A ragged model for a prompt of more than ids; `compile` as in `compiled_pass`. Captured passes are not compiled."""
+    """A ragged model for a prompt of more than ids; arguments as of `ragged_model`."""
     if (capture := capture_of(model, cuda_graphs)) is not None:
         return StaticMultimodalModel(model, inputs, clamp_ids, capture=capture)
-    run = compiled_pass(model, compile)
-    if run is None:
-        return MultimodalModel(model, inputs, clamp_ids)
-    return AheadMultimodalModel(model, inputs, clamp_ids, one_pass=run)
+    if (run := compiled_pass(model, not cuda_graphs and compile)) is not None:
+        return AheadMultimodalModel(model, inputs, clamp_ids, one_pass=run)
+    return MultimodalModel(model, inputs, clamp_ids)
 
 
 def recording_model(
@@ -82,18 +80,16 @@ def recording_model(
     """A target on its `path` that records the states of `layers`.
 
     Args:
-        keep: outputs for `step_output`, which only the universal path has.
-        compile: on the ragged path, as in `compiled_pass`. Others are eager.
-        cuda_graphs, is_static: as in `ragged_model`. Captured passes of such a target are not compiled in addition.
+        keep: outputs for `step_output`, which only the universal path has, whose passes are eager.
+        compile, cuda_graphs, is_static: as in `ragged_model`.
     """
     if path.name != "ragged":
         return RecordingUniversalModel(model, inputs, layers, keep)
     if (capture := capture_of(model, cuda_graphs)) is not None:
         return StaticRecordingModel(model, layers, capture=capture)
-    run = compiled_pass(model, compile, layers)
-    if run is None:
-        return (StaticRecordingModel if is_static else RecordingModel)(model, layers)
-    return AheadRecordingModel(model, layers, clamp_ids=False, one_pass=run)
+    if (run := compiled_pass(model, not cuda_graphs and compile, layers)) is not None:
+        return AheadRecordingModel(model, layers, clamp_ids=False, one_pass=run)
+    return (StaticRecordingModel if is_static else RecordingModel)(model, layers)
 
 
 def capture_of(model: PreTrainedModel, cuda_graphs: bool) -> Capture | None:
@@ -133,19 +129,11 @@ def how_passes_run(compile: bool | str | None, *models: PreTrainedModel | None) 
     return (compile, *(compile and pool.has_artifact(model) for model in models), *by_kernel)
 
 
-def warms_up(compile: bool | str | None, *models: PreTrainedModel | None) -> bool:
-    """Whether passes are compiled in this process, so that first passes take long."""
-    compiled = (
-        model for model in models if compile is True and model is not None and uncompilable_reason(model) is None
-    )
-    return any(artifacts.unsupported_reason(model) is not None for model in compiled)
-
-
 def uncompilable_reason(model: PreTrainedModel) -> str | None:
     """Why passes of `model`, which takes the ragged path, cannot be compiled; `None` if they can."""
     if is_recurrent(model):
         return "has recurrent layers, whose states compiled passes do not keep"
-    return eager_reason(model)
+    return eager_reason(model) or artifacts.unsupported_reason(model)
 
 
 def eager_reason(model: PreTrainedModel) -> str | None:
@@ -172,7 +160,11 @@ def compiled_pass(model: PreTrainedModel, compile: bool | str, recorded: tuple[i
             that pays.
         recorded: the hidden states that it returns as well.
     """
-    if not compile or uncompilable_reason(model) is not None or artifacts.unsupported_reason(model) is not None:
+    if not compile:
+        return None
+    if (reason := uncompilable_reason(model)) is not None:
+        if compile is True:
+            warnings.warn(EAGER.format(type(model).__name__, f"it {reason}"), stacklevel=3)
         return None
     kept = pool.kept(model).artifacts
     run = kept.get(recorded)
@@ -188,7 +180,7 @@ def _found(model: PreTrainedModel, waits: bool, recorded: tuple[int, ...]) -> Bo
         try:
             artifacts.make(model, recorded)
         except artifacts.CannotCompile as error:
-            warnings.warn(f"passes of {type(model).__name__} are not compiled, and run eagerly: {error}.", stacklevel=3)
+            warnings.warn(EAGER.format(type(model).__name__, error), stacklevel=4)
             return None
     run = artifacts.find(model, recorded)
     has_decoded = kept_with(model).get(note_decoded, 0.0) >= ENOUGH_SECONDS

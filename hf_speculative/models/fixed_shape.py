@@ -165,7 +165,7 @@ def fixes_bits(model: PreTrainedModel, target: FixedShape, num_rows: int) -> boo
     model object, kind of passes and number of lanes.
     """
     num_lanes = max(num_rows, target.num_lanes or 0)
-    how = type(target.model), target.model.compile, target.model.capture is not None, num_by_kernel(model)
+    how = type(target.model), target.model.capture is not None, num_by_kernel(model)
     kind = (*how, num_lanes, model.dtype, model.device, torch.get_num_threads())
     known = kept_with(model).setdefault(fixes_bits, {})
     if kind not in known:

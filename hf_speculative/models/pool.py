@@ -30,22 +30,18 @@ class ModelResources:
     Attributes:
         state: of the model, which compiled and captured passes assume.
         idle: a cache that no call uses.
-        compiled: passes by kind, see `StaticModel`.
         artifacts: passes that were compiled ahead of time, by the hidden states that they give.
-        met: how often kinds of pass were run, see `StaticModel`.
+        met: how often kinds of pass were run, see `Replays`.
         num_unreplayed: passes that ran otherwise where captures are made: too few of their kind, or the capture itself.
         cannot_capture: a capture of one of its passes failed.
-        twin: the shallow copy of the model that compiled passes run, where they do not run the model itself.
     """
 
     state: tuple
     idle: "RaggedCache | None" = None
-    compiled: dict[tuple, Callable[..., Tensor]] = field(default_factory=dict)
     artifacts: "dict[tuple[int, ...], BoundPass | PassOfPieces]" = field(default_factory=dict)
     met: Counter[tuple] = field(default_factory=Counter)
     num_unreplayed: int = 0
     cannot_capture: bool = False
-    twin: PreTrainedModel | None = None
 
 
 _kept: WeakKeyDictionary[PreTrainedModel, ModelResources] = WeakKeyDictionary()

@@ -1,50 +1,29 @@
-"""Ragged passes of static shape, which can be compiled, and captured once and replayed.
+"""Ragged passes of static shape, which can be captured once and replayed.
 
 Everything that changes from pass to pass comes in tensors of one shape: the ids, where each row's columns go, what each row has
 seen. Attention looks at a number of slots from a short ladder, not at exactly those in use. So a few kinds of pass, by rows,
 columns and slots, serve a whole generation; what a round accepted changes no shape.
 """
 
-import functools
 from collections.abc import Callable, Hashable
-from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..hf_compat import mark_dynamic
 from ..types import Batch, uploaded
 from .capture import Capture
-from .masks import AttentionLayers, no_nodes
+from .masks import no_nodes
 from .ragged import RaggedModel
-from .ragged_cache import RaggedCache
 from .replays import Replays, ladder, padded, rounded_up
 from .traced import MAX_COLUMNS, ragged_pass
-
-
-def logits_of_pass(
-    model: Callable[..., Any],
-    cache: RaggedCache,
-    layers: AttentionLayers,
-    dtype: torch.dtype,
-    keep: dict[str, Any],
-    *tensors: Tensor,
-) -> Tensor:
-    """Of `ragged_pass`, the logits `(batch, q, vocab)`, or fewer columns of them.
-
-    Args:
-        keep: how many columns of logits, as the model takes it.
-    """
-    return ragged_pass(model, cache, layers, dtype, tensors, **keep).logits
 
 
 class StaticModel(RaggedModel):
     """A ragged model whose passes, the prompt's apart, have static shapes.
 
     Args:
-        compile: compile each kind of pass, by torch.compile; see `pool` for how long they are kept.
         capture: how to capture one, see `Capture`; `None` to call it.
     """
 
@@ -54,19 +33,14 @@ class StaticModel(RaggedModel):
     made_for: tuple | None = None
     made: tuple[Tensor, Tensor]
 
-    def __init__(
-        self, model: PreTrainedModel, clamp_ids: bool = False, compile: bool = False, capture: Capture | None = None
-    ):
-        self.compile, self.capture = compile, capture
+    def __init__(self, model: PreTrainedModel, clamp_ids: bool = False, capture: Capture | None = None):
+        self.capture = capture
         super().__init__(model, clamp_ids)
 
     def reset(self) -> None:
         super().reset()
         self.all_slots = 0
         self.replays = Replays(self.original, self.capture)
-        self.kept = self.replays.kept
-        if self.model is not self.original:
-            self.model = self.kept.twin = self.kept.twin or self.model
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         ends, widths = self._begin(batch, ahead)
@@ -172,28 +146,10 @@ class StaticModel(RaggedModel):
         return num_last == 1 and self.accepts_logits_to_keep
 
     def _one_pass(self, inputs: tuple[Tensor, ...], num_last: int) -> Callable[..., Tensor]:
-        """`logits_of_pass` as a function of its tensors alone; it gives at least the last `num_last` columns' logits."""
-        only_last = self._keeps_last(num_last)
-        fixed = (self.cache, self.layers, self.dtype, {"logits_to_keep": 1} if only_last else {})
-        if not self.compile:
-            return functools.partial(logits_of_pass, self.run, *fixed)
-        return lambda *tensors: self._compiled(tensors, only_last)(self.model, *fixed, *tensors)
+        """A pass as a function of its tensors alone; it gives at least the last `num_last` columns' logits."""
+        keep: dict[str, Any] = {"logits_to_keep": 1} if self._keeps_last(num_last) else {}
+        return lambda *tensors: ragged_pass(self.run, self.cache, self.layers, self.dtype, tensors, **keep).logits
 
     def _run_static(self, function: Callable[..., Any], inputs: tuple[Tensor, ...], kind: tuple) -> Any:
         """Call `function`, or replay it: what is not in `inputs` must be in `kind`."""
         return self.replays(self.cache, function, inputs, kind)
-
-    def _compiled(self, inputs: tuple[Tensor, ...], only_last: bool) -> Callable[..., Tensor]:
-        """One compilation for all sizes but 1, which torch treats apart."""
-        input_ids, first, _, _, _, _, depths, _ = inputs
-        kind = (len(first) == 1, input_ids.shape[1] == 1, depths.shape[1] == 1, only_last)
-        if kind not in self.kept.compiled:
-            # A copy of the function: torch counts recompilations by code object, up to a limit.
-            twin = FunctionType(logits_of_pass.__code__.replace(), logits_of_pass.__globals__)
-            self.kept.compiled[kind] = torch.compile(twin)
-        for tensor in inputs:
-            mark_dynamic(tensor, (0,) if tensor is inputs[3] else tuple(range(tensor.ndim)))
-        for layer in self.cache.allocated:
-            for part in (layer.keys, layer.values):
-                mark_dynamic(part, (0, 2))
-        return self.kept.compiled[kind]

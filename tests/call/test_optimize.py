@@ -21,7 +21,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
         ("auto", CPU, Execution(has_kernel=True, compile="auto")),
         (True, CPU, Execution(has_kernel=True, compile=True)),
         ("auto", CUDA, Execution(captures=True)),
-        (True, CUDA, Execution(compile=True, captures=True)),
+        (True, CUDA, Execution(captures=True)),
         *((value, device, EAGER) for value in (False, None) for device in (CPU, CUDA)),
         ("auto", torch.device("mps"), EAGER),
     ],

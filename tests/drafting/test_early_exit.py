@@ -8,14 +8,12 @@ import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
 import hf_speculative as hs
-from hf_speculative.call import checks
-from hf_speculative.call.optimize import Execution
-from hf_speculative.drafting.early_exit import EarlyExitSource
 from hf_speculative.models import EarlyExitModel, probe, verified_types
 from hf_speculative.models.shallow import decoder_layers
 from hf_speculative.types import Batch
 from tests.support import distributions, tiny
 from tests.support.cases import slow_but
+from tests.support.execution import run_as
 from tests.support.plain import NEW, agrees, ours, plain, reproduces_plain, same_as_plain, state_of
 
 LAYERS, EXIT = 4, 2
@@ -157,14 +155,14 @@ def test_an_exit_behind_the_last_layer_is_refused():
         hs.generate(deep(), **tiny.prompts(1), assistant_early_exit=4)
 
 
-def test_early_exit_is_neither_compiled_nor_captured():
+def test_early_exit_is_neither_compiled_nor_captured(monkeypatch):
     model = deep()
     message = r"`optimize=True`.*`assistant_early_exit`"
-    with tiny.CountForwards(model) as forwards, pytest.raises(ValueError, match=message):
-        ours(model, tiny.prompts(1), assistant_early_exit=1, optimize=True)
-    assert not forwards.lengths
-    with pytest.raises(ValueError, match=message):
-        checks.check_passes(Execution(compile=True, captures=True), EarlyExitSource(1), model)
+    for execution in ({"compile": True}, {"captures": True}):
+        run_as(monkeypatch, **execution)
+        with tiny.CountForwards(model) as forwards, pytest.raises(ValueError, match=message):
+            ours(model, tiny.prompts(1), assistant_early_exit=1, optimize=True)
+        assert not forwards.lengths
 
 
 def test_a_model_that_cannot_be_cut_is_refused(monkeypatch):

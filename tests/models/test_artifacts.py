@@ -50,7 +50,7 @@ def test_one_file_a_model_serves_all_batches_widths_and_lengths(target, draft, e
     assert emulated.num_files == 3, "what comes before layers, a layer, what follows"
     assert {columns for _, columns in emulated.runs} >= {1, 2, 4} and {rows for rows, _ in emulated.runs} >= {1, 2, 3}
     assert (3, 12) in emulated.runs, "prompts as well, in which shorter rows feed filler"
-    monkeypatch.setattr("hf_speculative.models.static.MAX_COLUMNS", 11)
+    monkeypatch.setattr("hf_speculative.models.ahead.MAX_COLUMNS", 11)
     emulated.runs.clear()
     assert_equals_plain(target, draft, True)
     assert max(columns for _, columns in emulated.runs) == 4, "a longer prompt runs eagerly"
