@@ -12,8 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..drafting.source import DraftSource
 from ..interfaces import Rule, Schedule
 from ..models import device_of
+from ..models.execution import Execution
 from .generation_settings import first_given
-from .optimize import Execution, execution_of
+from .optimize import execution_of
 from .option_table import BITWISE, CONFIG, IN_CALL, ROWS, checked, documented
 
 

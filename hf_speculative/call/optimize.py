@@ -3,29 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 import torch
 
 from ..models import artifacts
-
-
-@dataclass(frozen=True)
-class Execution:
-    """How the passes of a call are executed.
-
-    Attributes:
-        has_kernel: linear layers of an attached model multiply by our kernel.
-        compile: run passes from compiled files, made first; "auto": from those that are there, made in the background.
-        captures: capture passes as CUDA graphs.
-    """
-
-    has_kernel: bool = False
-    compile: bool | str = False
-    captures: bool = False
-
-
-EAGER = Execution()
+from ..models.execution import EAGER, Execution
 
 
 def execution_of(optimize: bool | str | None, device: torch.device) -> Execution:

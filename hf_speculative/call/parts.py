@@ -44,23 +44,22 @@ def target_and_drafter(
     source, num_rows = options.source, inputs.input_ids.shape[0]
     path = choose_for(model, inputs, not (source.reads_target or source.needs_ragged or options.is_bitwise))
     execution = options.execution(model)
-    compile, captures = execution.compile, execution.captures
     checks.check_path(source, model, path)
     checks.check_bitwise(options, model, path, inputs)
     checks.check_passes(options, source, model)
     lanes = options.config.lanes or options.rows_at_once or num_rows
-    num_columns = free_columns(model, compile, lanes) if options.is_bitwise else 0
+    num_columns = free_columns(model, execution, lanes) if options.is_bitwise else 0
     is_static = options.is_bitwise and not num_columns
     if path.name == "universal":  # before the draft: both may be of one type
         checks.check_universal(model, inputs, "model")
         checks.check_whole_states(source, inputs)
     keep, kwargs = output_names(model, inputs.generation_config), options.generate_kwargs
-    call = BuildContext(model, inputs, path, keep, inputs_tensor, kwargs, compile, captures, is_static)
+    call = BuildContext(model, inputs, path, keep, inputs_tensor, kwargs, execution, is_static)
     target, drafter = source.build(call)
     if target is None and path.has_media:
-        target = multimodal_model(model, inputs, compile=compile, cuda_graphs=captures)
+        target = multimodal_model(model, inputs, execution=execution)
     elif target is None and path.name == "ragged":
-        target = ragged_model(model, compile=compile, cuda_graphs=captures, is_static=is_static)
+        target = ragged_model(model, execution=execution, is_static=is_static)
     elif target is None:
         target = UniversalModel(model, inputs, keep=keep)
     if num_columns:

@@ -54,7 +54,7 @@ def on_own_passes(
     # Plain decoding computes outputs of steps for rows that have ended as well.
     if not is_known or any(setting_of(model, kwargs, name) for name in OF_STEPS):
         return None, kwargs
-    if not has_fast_passes(target, execution.compile, execution.captures):
+    if not has_fast_passes(target, execution):
         return None, kwargs
     own = SpeculativeConfig(schedule=Constant(0), reproducible=True, optimize=config.optimize)
     try:

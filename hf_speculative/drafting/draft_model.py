@@ -139,7 +139,7 @@ class DraftModelSource(GivenModelSource):
         is_ragged = models.choose(draft, is_draft=True).name == "ragged"
         if cached is None and is_ragged and (has_own_text or call.inputs.prompt.is_left_padded):
             # It may be shown tokens that it has no embedding for, where the target's vocabulary is padded further.
-            cached = ragged_model(draft, True, compile=call.compile, cuda_graphs=call.cuda_graphs)
+            cached = ragged_model(draft, True, call.execution)
         elif cached is None:
             cached = self._on_universal_path(call, has_own_text)
         max_positions = models.max_positions_of(draft)
@@ -182,7 +182,7 @@ class DraftModelSource(GivenModelSource):
         prepared = models.inputs_for_draft(draft, call.model, inputs, call.generate_kwargs, call.inputs_tensor)
         if not models.choose_for(draft, prepared, is_draft=True).has_media:
             return None
-        return multimodal_model(draft, prepared, True, call.compile, call.cuda_graphs)
+        return multimodal_model(draft, prepared, True, call.execution)
 
     def _on_universal_path(self, call: BuildContext, has_own_text: bool) -> CachedModel:
         draft = self.draft_model

@@ -247,8 +247,8 @@ class Eagle3Source(HeadSource):
         return self.in_trees(self.kind(self.draft_model, model, *passes))
 
     def drafter(self, call: BuildContext) -> Drafter:
-        passes = compiled_pass(self.draft_model, call.compile), capture_of(self.draft_model, call.cuda_graphs)
-        return self.drafter_for(call.model, *passes)
+        draft, execution = self.draft_model, call.execution
+        return self.drafter_for(call.model, compiled_pass(draft, execution), capture_of(draft, execution))
 
 
 class PEagleSource(Eagle3Source):

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..interfaces import CachedModel, Drafter, Schedule
 from ..models import Inputs, Path, num_parameters
-from ..models.execution import recording_model
+from ..models.execution import Execution, recording_model
 from ..schedules import Adaptive
 from ..tokenizers.vocabulary import VocabularyMatch
 
@@ -29,7 +29,7 @@ class BuildContext:
         keep: outputs of its passes that the call asks for.
         inputs_tensor: its main input: the prompt's ids, or what its encoder read.
         generate_kwargs: what `generate` was given.
-        compile, cuda_graphs: passes are to be compiled ("auto": where that is at hand), captured.
+        execution: how passes run.
         is_static: passes of the target have static shapes, eager ones too.
     """
 
@@ -39,8 +39,7 @@ class BuildContext:
     keep: tuple[str, ...]
     inputs_tensor: Tensor | None
     generate_kwargs: dict[str, Any]
-    compile: bool | str
-    cuda_graphs: bool
+    execution: Execution
     is_static: bool = False
 
 
@@ -175,7 +174,7 @@ class DraftSource:
         if not self.reads_states:
             return None, drafter
         layers = tuple(drafter.hidden_layers)
-        passes = call.compile, call.cuda_graphs, call.is_static
+        passes = call.execution, call.is_static
         target = recording_model(call.model, call.inputs, call.path, layers, call.keep, *passes)
         return target, drafter
 

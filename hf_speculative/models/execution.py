@@ -3,6 +3,7 @@
 import functools
 import warnings
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
@@ -29,40 +30,49 @@ from .static import StaticModel
 
 #: seconds of decoding after which "auto" starts to compile; short scripts end before
 ENOUGH_SECONDS = 10.0
-EAGER = "passes of {} are not compiled, and run eagerly: {}."
+NOT_COMPILED = "passes of {} are not compiled, and run eagerly: {}."
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the passes of a call run.
+
+    Attributes:
+        has_kernel: linear layers of an attached model multiply by our kernel.
+        compile: from compiled files, made first; "auto": from those that are there, made in the background.
+        captures: captured as CUDA graphs.
+    """
+
+    has_kernel: bool = False
+    compile: bool | str = False
+    captures: bool = False
+
+
+EAGER = Execution()
 
 
 def ragged_model(
-    model: PreTrainedModel,
-    clamp_ids: bool = False,
-    compile: bool | str = False,
-    cuda_graphs: bool = False,
-    is_static: bool = False,
+    model: PreTrainedModel, clamp_ids: bool = False, execution: Execution = EAGER, is_static: bool = False
 ) -> RaggedModel:
     """A ragged model whose passes run as asked, or eagerly where they cannot (`uncompilable_reason`, `can_capture`).
 
     Args:
-        compile: as in `compiled_pass`, where passes are not captured.
         is_static: eager passes have static shapes as well.
     """
-    if (capture := capture_of(model, cuda_graphs)) is not None:
+    if (capture := capture_of(model, execution)) is not None:
         return StaticModel(model, clamp_ids, capture)
-    if (run := compiled_pass(model, not cuda_graphs and compile)) is not None:
+    if (run := compiled_pass(model, execution)) is not None:
         return AheadModel(model, clamp_ids, run)
     return (StaticModel if is_static else RaggedModel)(model, clamp_ids)
 
 
 def multimodal_model(
-    model: PreTrainedModel,
-    inputs: Inputs,
-    clamp_ids: bool = False,
-    compile: bool | str = False,
-    cuda_graphs: bool = False,
+    model: PreTrainedModel, inputs: Inputs, clamp_ids: bool = False, execution: Execution = EAGER
 ) -> MultimodalModel:
-    """A ragged model for a prompt of more than ids; arguments as of `ragged_model`."""
-    if (capture := capture_of(model, cuda_graphs)) is not None:
+    """A ragged model for a prompt of more than ids."""
+    if (capture := capture_of(model, execution)) is not None:
         return StaticMultimodalModel(model, inputs, clamp_ids, capture=capture)
-    if (run := compiled_pass(model, not cuda_graphs and compile)) is not None:
+    if (run := compiled_pass(model, execution)) is not None:
         return AheadMultimodalModel(model, inputs, clamp_ids, one_pass=run)
     return MultimodalModel(model, inputs, clamp_ids)
 
@@ -72,36 +82,35 @@ def recording_model(
     inputs: Inputs,
     path: Path,
     layers: tuple[int, ...],
-    keep: tuple[str, ...] = (),
-    compile: bool | str = False,
-    cuda_graphs: bool = False,
-    is_static: bool = False,
+    keep: tuple[str, ...],
+    execution: Execution,
+    is_static: bool,
 ) -> CachedModel:
     """A target on its `path` that records the states of `layers`.
 
     Args:
         keep: outputs for `step_output`, which only the universal path has, whose passes are eager.
-        compile, cuda_graphs, is_static: as in `ragged_model`.
+        execution, is_static: as in `ragged_model`.
     """
     if path.name != "ragged":
         return RecordingUniversalModel(model, inputs, layers, keep)
-    if (capture := capture_of(model, cuda_graphs)) is not None:
+    if (capture := capture_of(model, execution)) is not None:
         return StaticRecordingModel(model, layers, capture=capture)
-    if (run := compiled_pass(model, not cuda_graphs and compile, layers)) is not None:
+    if (run := compiled_pass(model, execution, layers)) is not None:
         return AheadRecordingModel(model, layers, clamp_ids=False, one_pass=run)
     return (StaticRecordingModel if is_static else RecordingModel)(model, layers)
 
 
-def capture_of(model: PreTrainedModel, cuda_graphs: bool) -> Capture | None:
+def capture_of(model: PreTrainedModel, execution: Execution) -> Capture | None:
     """How to capture passes of `model`; `None` where that is not asked for, or cannot be."""
-    return functools.partial(CudaGraph, device_of(model)) if cuda_graphs and can_capture(model) else None
+    return functools.partial(CudaGraph, device_of(model)) if execution.captures and can_capture(model) else None
 
 
-def has_fast_passes(model: PreTrainedModel, compile: bool | str, captures: bool) -> bool:
-    """Whether passes of `model`, as it is now, run from a file or captured; `compile` as in `compiled_pass`."""
+def has_fast_passes(model: PreTrainedModel, execution: Execution) -> bool:
+    """Whether passes of `model`, as it is now, run from a file or captured."""
     if choose(model).name != "ragged":
         return False
-    return can_capture(model) if captures else compiled_pass(model, compile) is not None
+    return can_capture(model) if execution.captures else compiled_pass(model, execution) is not None
 
 
 def can_capture(model: PreTrainedModel) -> bool:
@@ -152,24 +161,22 @@ def eager_reason(model: PreTrainedModel) -> str | None:
     return None
 
 
-def compiled_pass(model: PreTrainedModel, compile: bool | str, recorded: tuple[int, ...] = ()) -> CompiledPass | None:
+def compiled_pass(model: PreTrainedModel, execution: Execution, recorded: tuple[int, ...] = ()) -> CompiledPass | None:
     """The pass of `model`, as it is now, that was compiled ahead of time; `None`: run it eagerly.
 
     Args:
-        compile: True makes missing files and waits for them; "auto" uses those that exist, and starts to make them where
-            that pays.
         recorded: the hidden states that it returns as well.
     """
-    if not compile:
+    if not execution.compile:
         return None
     if (reason := uncompilable_reason(model)) is not None:
-        if compile is True:
-            warnings.warn(EAGER.format(type(model).__name__, f"it {reason}"), stacklevel=3)
+        if execution.compile is True:
+            warnings.warn(NOT_COMPILED.format(type(model).__name__, f"it {reason}"), stacklevel=3)
         return None
     kept = pool.kept(model).artifacts
     run = kept.get(recorded)
     if run is None:
-        run = _found(model, compile is True, recorded)
+        run = _found(model, execution.compile is True, recorded)
         if run is not None:
             kept[recorded] = run
     return run
@@ -180,7 +187,7 @@ def _found(model: PreTrainedModel, waits: bool, recorded: tuple[int, ...]) -> Bo
         try:
             artifacts.make(model, recorded)
         except artifacts.CannotCompile as error:
-            warnings.warn(EAGER.format(type(model).__name__, error), stacklevel=4)
+            warnings.warn(NOT_COMPILED.format(type(model).__name__, error), stacklevel=4)
             return None
     run = artifacts.find(model, recorded)
     has_decoded = kept_with(model).get(note_decoded, 0.0) >= ENOUGH_SECONDS

@@ -17,7 +17,7 @@ from . import native
 from .alone import read_alone
 from .attention import folds_by
 from .cached_model import device_of, without_dropout
-from .execution import ragged_model
+from .execution import Execution, ragged_model
 from .linears import num_by_kernel
 from .model_state import kept_with
 from .probe import extend
@@ -133,22 +133,22 @@ class FixedShape(CachedModel):
         return self.model.store(given, sequences, padding, lengths)
 
 
-def free_columns(model: PreTrainedModel, compile: bool | str, num_rows: int) -> int:
+def free_columns(model: PreTrainedModel, execution: Execution, num_rows: int) -> int:
     """The widest pass up to which a token's logits have the same bits in any, since our kernels compute them; else 0.
 
     Tried on random tokens: one at a time against many at a time, alone and beside others in other lanes. It is tried once for
     each model object and kind of passes.
 
     Args:
-        compile: as in `ragged_model`.
+        execution: of passes.
         num_rows: of a pass.
     """
     num, known = num_by_kernel(model), kept_with(model)
     if not num:
         return 0
-    kind = free_columns, compile, num, model.dtype, torch.get_num_threads()
+    kind = free_columns, execution, num, model.dtype, torch.get_num_threads()
     if kind not in known:
-        target = ragged_model(model, compile=compile)
+        target = ragged_model(model, execution=execution)
         target.reads_alone = True
         columns = min(TRIED_COLUMNS, native.WIDE // max([1, *folds_by(target.model)]))
         with without_dropout(model), torch.no_grad():

@@ -18,6 +18,7 @@ from hf_speculative.call import learned
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.models import RaggedModel, artifacts, attention, execution, exported, pieces, pool, traced
 from hf_speculative.models.bound import PassOfPieces
+from hf_speculative.models.execution import Execution
 from tests.architectures.check import build
 from tests.architectures.inputs import prompts
 from tests.support import heads, tiny
@@ -25,6 +26,7 @@ from tests.support.cases import slow_but
 from tests.support.plain import agrees, same_as_plain, takes_lanes
 
 SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16}
+COMPILED = Execution(compile=True)
 
 
 @pytest.fixture
@@ -99,7 +101,7 @@ def test_weights_that_moved_are_bound_anew(target, draft, emulated):
 def test_what_is_kept_dies_with_its_model(kind, emulated):
     """torch keeps the constants of a file for good, so they are emptied."""
     model = tiny.build(kind)
-    execution.ragged_model(model, compile=True)
+    execution.ragged_model(model, execution=COMPILED)
     run = pool.kept(model).artifacts[()]
     constants = getattr(run, "after", run).compiled.given.values()
     gone = weakref.ref(model), weakref.ref(model.lm_head.weight)
@@ -240,18 +242,18 @@ class TestWhatCannotBeCompiled:
                 artifacts.make(target)
         assert emulated.num_made == 2, "in pieces, and then as a whole"
         with pytest.warns(UserWarning, match="not compiled, and run eagerly: Differs: other logits"):
-            assert type(execution.ragged_model(target, compile=True)) is RaggedModel
-        assert type(execution.ragged_model(target, compile="auto")) is RaggedModel
+            assert type(execution.ragged_model(target, execution=COMPILED)) is RaggedModel
+        assert type(execution.ragged_model(target, execution=Execution(compile="auto"))) is RaggedModel
 
     def test_a_disk_that_is_full_and_a_folder_that_cannot_be_written_to(self, target, emulated, tmp_path, monkeypatch):
         monkeypatch.setattr(artifacts.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**25))
         with pytest.warns(UserWarning, match="run eagerly: 32 MB are free in .*, and it takes 64"):
-            assert type(execution.ragged_model(target, compile=True)) is RaggedModel
+            assert type(execution.ragged_model(target, execution=COMPILED)) is RaggedModel
         assert not list(tmp_path.rglob("*.*")), "nothing keeps it from being tried again"
         (tmp_path / "a file").touch()
         monkeypatch.setenv(artifacts.FOLDER, str(tmp_path / "a file" / "below"))
         with pytest.warns(UserWarning, match="run eagerly: nothing can be written to .*below"):
-            assert type(execution.ragged_model(target, compile=True)) is RaggedModel
+            assert type(execution.ragged_model(target, execution=COMPILED)) is RaggedModel
 
     def test_what_is_not_there_is_looked_for_once(self, target, emulated, monkeypatch):
         """Cutting a pass to name its files takes as long as a token of SmolLM2, in each call that has no file."""
@@ -265,7 +267,7 @@ class TestWhatCannotBeCompiled:
         *_, path = artifacts.make(target)
         path.write_text("damaged")
         assert artifacts.find(target) is None and "cannot be read, and are removed (KeyError" in caplog.text
-        assert execution.has_fast_passes(target, compile=True, captures=False) and emulated.num_made == 2
+        assert execution.has_fast_passes(target, COMPILED) and emulated.num_made == 2
 
     @pytest.mark.parametrize(
         "change, reason",

@@ -10,6 +10,7 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 
 import hf_speculative as hs
 from hf_speculative.models import RaggedModel, StaticModel, execution, pool, replays
+from hf_speculative.models.execution import Execution
 from tests.architectures.check import build
 from tests.support import distributions, tiny
 from tests.support.cases import slow_but
@@ -28,7 +29,7 @@ def recorded(monkeypatch):
     capture = Recorded()
     pool._kept.clear()
     monkeypatch.setattr(replays, "NUM_EAGER", 0)
-    make = lambda model, clamp_ids=False, **_: StaticModel(model, clamp_ids, capture=capture)  # noqa: E731
+    make = lambda model, clamp_ids=False, *_, **__: StaticModel(model, clamp_ids, capture=capture)  # noqa: E731
     monkeypatch.setattr("hf_speculative.call.parts.ragged_model", make)
     monkeypatch.setattr("hf_speculative.drafting.draft_model.ragged_model", make)
     return capture
@@ -209,8 +210,8 @@ def test_models_that_cannot_be_compiled_say_why(target):
     hooked = tiny.llama()
     add_hook_to_module(hooked.model.layers[0], ModelHook())
     with pytest.warns(UserWarning, match=r"LlamaForCausalLM are not compiled, and run eagerly: it .*model\.layers\.0"):
-        assert type(execution.ragged_model(hooked, compile=True)) is RaggedModel
-    assert type(execution.ragged_model(hooked, compile="auto")) is RaggedModel
+        assert type(execution.ragged_model(hooked, execution=Execution(compile=True))) is RaggedModel
+    assert type(execution.ragged_model(hooked, execution=Execution(compile="auto"))) is RaggedModel
 
 
 @pytest.mark.gpu

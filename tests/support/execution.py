@@ -2,8 +2,8 @@
 
 import torch
 
-from hf_speculative.call.optimize import EAGER, Execution
 from hf_speculative.models import linears
+from hf_speculative.models.execution import EAGER, Execution
 from hf_speculative.schedules import Costs, RoundCosts
 
 
