@@ -9,16 +9,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..drafting.source import BuildContext
 from ..interfaces import CachedModel, Drafter, Rule, Sampler, Schedule
-from ..models import (
-    FixedShape,
-    Inputs,
-    UniversalModel,
-    choose_for,
-    fits_trees,
-    fixes_bits,
-    free_columns,
-    num_logits,
-)
+from ..models import FixedShape, Inputs, UniversalModel, choose_for, fits_trees, fixes_bits, free_columns, num_logits
 from ..models.execution import multimodal_model, ragged_model
 from ..sampling.logits_processors import Processors
 from ..sampling.sample_method import CHOSEN

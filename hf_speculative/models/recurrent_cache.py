@@ -178,13 +178,11 @@ class Recurrence:
 
     def fill_buffers(self) -> bool:
         """Bring the states to where a captured pass reads them. Whether there was no room, so that buffers are others now."""
-        states, wanted = {key: state for key, (state,) in self.columns.items()}, (self.num_columns + 1, len(self.ends))
-        grown = False
-        for key, state in states.items():
-            found = self.buffers[key].shape[:2] if key in self.buffers else (0, 0)
-            if found < wanted or found[1] < wanted[1]:
-                room = map(max, found, wanted)
-                self.buffers[key], grown = state.new_zeros(*room, *state.shape[1:]), True
+        states = {key: state for key, (state,) in self.columns.items()}
+        found = next((tuple(buffer.shape[:2]) for buffer in self.buffers.values()), (0, 0))
+        room = tuple(map(max, found, (self.num_columns + 1, len(self.ends))))
+        if grown := room != found:
+            self.buffers = {key: state.new_zeros(*room, *state.shape[1:]) for key, state in states.items()}
         torch._foreach_copy_([columns[0] for columns in self.in_buffers().values()], list(states.values()))
         return grown
 

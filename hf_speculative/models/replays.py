@@ -69,7 +69,7 @@ class Replays:
             self.kept.num_unreplayed += 1
             self.kept.met[kind] += 1
             if self.kept.met[kind] > NUM_EAGER:
-                self._make(self.capture, captured, function, inputs, kind)
+                self._make(self.capture, cache, function, inputs, kind)
         if kind in captured and self.capture is not None:
             function = captured[kind] = captured.pop(kind)  # those replayed last are behind
         output = function(*inputs)
@@ -77,15 +77,9 @@ class Replays:
             recurrence.columns = recurrence.in_buffers()
         return output
 
-    def _make(
-        self,
-        capture: Capture,
-        captured: dict[tuple, Callable[..., Any]],
-        function: Callable[..., Any],
-        inputs: tuple[Tensor, ...],
-        kind: tuple,
-    ) -> None:
+    def _make(self, capture: Capture, cache: RaggedCache, function, inputs: tuple[Tensor, ...], kind: tuple) -> None:
         """Capture `function`, of which only the replay is kept: it belongs to this call, and holds its model."""
+        captured = cache.captured
         if len(captured) >= MOST_CAPTURED:
             del captured[next(iter(captured))]
         # Capturing draws, and the replay draws again: a seed has to give the same tokens with either.

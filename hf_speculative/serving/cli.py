@@ -70,7 +70,6 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
         from ..generation import attach
         from ..models import choose
         from .engine import Engine
-        from .patience import PatientProtocol
 
         try:
             import uvicorn
@@ -112,5 +111,4 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
     warn_of_host(console, host)
     logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
     console.print(f"{name} at http://{host}:{port}/v1 (Ctrl-C ends it)")
-    how: dict[str, Any] = {"log_level": "warning", "http": PatientProtocol, "timeout_graceful_shutdown": GRACE_SECONDS}
-    uvicorn.run(app, host=host, port=port, **how)
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS)
