@@ -9,6 +9,9 @@ from ..models import MAX_COLUMNS, AttentionLayers, CompiledPass, RaggedCache, no
 from ..models.replays import Replays, ladder, padded, rounded_up
 from ..models.traced import HeadPass
 
+#: columns of captured passes; wider ones read prompts
+WIDEST = 64
+
 
 class CompiledHead:
     """Runs a head's `HeadPass`.
@@ -83,6 +86,8 @@ class CapturedHead(CompiledHead):
         super().__init__(lambda inputs: list(self.one_pass(*inputs)), model, embeddings)
 
     def __call__(self, cache, tokens, states, first, seen, num_last=1, are_drafted=False, nodes=None):
+        if tokens.shape[1] > WIDEST:
+            return None
         more, end = rounded_up(tokens.shape[1]) - tokens.shape[1], ladder(cache.end)
         cache.reserve(len(tokens), end, limit=end)
         cache.end, nodes = end, nodes if nodes is None else padded(nodes)

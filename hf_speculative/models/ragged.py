@@ -259,8 +259,8 @@ class RaggedModel(CachedModel):
         length = cache.get_seq_length()
         self.host_seen = [max(0, length - pad) for pad in batch.host_padding]
         self.seen, self.offsets = uploaded(self.host_seen, batch.tokens.device), [0] * len(batch.rows)
-        self.cache.begin(len(batch.rows), limit=length)
-        self.cache.reserve(len(batch.rows), length, limit=length)
+        self.cache.begin(len(batch.rows), limit=batch.max_length)
+        self.cache.reserve(len(batch.rows), length, limit=batch.max_length)
         # Layers that read the keys of others hold none, and older transformers do not list them.
         listed = zip(self.cache.layers, DynamicCache(config=self.layers.config).layers, strict=False)
         layers = [layer for layer, like in listed if isinstance(like, CacheLayerMixin)]

@@ -90,7 +90,7 @@ class StaticModel(RaggedModel):
 
     def fresh(self):
         fresh = super().fresh()
-        fresh.capture = None  # not worth it for a cache that is let go
+        fresh.capture = fresh.replays.capture = None  # not worth it for a cache that is let go
         return fresh
 
     def num_slots(self, end: int) -> int:
@@ -111,7 +111,7 @@ class StaticModel(RaggedModel):
             return True
         if width > MAX_COLUMNS or 0 in self.host_seen:
             return False
-        return self.cache.recurrence.can_be_captured(width, ahead)
+        return self.cache.recurrence.can_be_captured(rounded_up(width), ahead)
 
     def _tensors(self, batch: Batch, ahead: int, width: int, end: int) -> tuple[Tensor, ...]:
         """What `ragged_pass` takes, for a pass of `width` columns up to `ahead`, with room for slots `[0, end)`."""
