@@ -96,7 +96,7 @@ def test_rows_that_take_the_place_of_others_cost_no_read(gpus, monkeypatch):
         assert completion.new_ids == plain[0, len(row) :].tolist()
 
 
-@pytest.mark.parametrize("has_draft", [False, True])
+@pytest.mark.parametrize("has_draft", slow_but([False, True], False))
 def test_captured_rows_that_take_the_place_of_others(has_draft, gpus):
     target, draft = on("cuda:0", TARGET, DRAFT)
     hs.attach(target, optimize=True)

@@ -191,13 +191,13 @@ def test_seconds_of_rows_are_until_their_own_end(evaluate, monkeypatch):
 
 def test_the_command_makes_the_papers_table(chats, tmp_path):
     files = {name: tmp_path / name for name in ("a.json", "b.json", "a.md", "b.md", "c.md", "c.html")}
-    cells = ["--batch", "1,2", "--temperature", "0,1", "--new-tokens", "8"]
+    cells = ["--batch", "2", "--temperature", "0,1", "--new-tokens", "8"]
     common = ("--suite", chats, *cells, "--results", tmp_path / "r")
     result = run(*common, "--json", files["a.json"], "--report", files["a.md"], "--by", "Ada", "--minutes", "5")
     assert result.exit_code == 0, result.output
     data = json.loads(files["a.json"].read_text())
     cells = {tuple(cell[key] for key in tables.KEYS): cell for cell in data["cells"]}
-    assert [*cells] == [("chats", t, c, s) for t in (0.0, 1.0) for c in (1, 2) for s in ("plain", "draft, 2 tokens")]
+    assert [*cells] == [("chats", t, 2, s) for t in (0.0, 1.0) for s in ("plain", "draft, 2 tokens")]
     own, plain = cells["chats", 0.0, 2, "draft, 2 tokens"], cells["chats", 0.0, 2, "plain"]
     assert own["num_identical"] == own["num_compared"] == 9 and own["speedup"] > 0 and plain["speedup"] is None
     found = own["statistics"]
@@ -210,7 +210,7 @@ def test_the_command_makes_the_papers_table(chats, tmp_path):
     text = files["a.md"].read_text()
     for word in ("Ada", "without a chat template", "Acceptance by position", "chats: even", "By category"):
         assert word in text and word in re.sub(r"\s+", " ", result.stdout)
-    assert f"±{own['mean_acceptance_length_error']:.2f}" in text and len(list((tmp_path / "r").iterdir())) >= 4
+    assert f"±{own['mean_acceptance_length_error']:.2f}" in text and len(list((tmp_path / "r").iterdir())) >= 2
 
     result = run(*common, "--compare", files["a.json"], "--report", files["b.md"])
     assert result.exit_code == 0 and "Side by side" in result.stdout, result.output

@@ -101,7 +101,7 @@ def test_trees(emulated):
     assert emulated.runs_of_heads == compiled.num_draft_forwards
 
 
-@pytest.mark.parametrize("name", slow_but(KINDS, "reduced vocabulary", "parallel"))
+@pytest.mark.parametrize("name", slow_but(KINDS, "reduced vocabulary"))
 def test_captured(name, monkeypatch):
     """Replays of few kinds draft what eager passes do, in chains and trees, rows of unequal length, and later calls."""
     target, head = heads.made(name)

@@ -72,7 +72,7 @@ def test_trees(kind, recorded):
     assert trees, "passes over six nodes among them"
 
 
-@pytest.mark.parametrize("kind", slow_but(RECURRENT, "qwen3_5_text", "mamba2"))
+@pytest.mark.parametrize("kind", slow_but(RECURRENT, "qwen3_5_text"))
 def test_states_of_recurrent_layers(kind, recorded):
     """A replay reads those that the last one left, in rows of unequal length; a draft model's passes are one replay."""
     model = build("causal", kind)
