@@ -91,6 +91,7 @@ class CapturedHead(CompiledHead):
         more, end = rounded_up(tokens.shape[1]) - tokens.shape[1], ladder(cache.end)
         cache.reserve(len(tokens), end, limit=end)
         cache.end, nodes = end, nodes if nodes is None else padded(nodes)
+        seen = torch.maximum(seen, first)  # what is added in front is filler
         tokens, states = functional.pad(tokens, (more, 0)), functional.pad(states, (0, 0, more, 0))
         return super().__call__(cache, tokens, states, first - more, seen, num_last, are_drafted, nodes)
 

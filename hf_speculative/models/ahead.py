@@ -25,7 +25,7 @@ class AheadModel(StaticModel):
         super().__init__(model, clamp_ids)
 
     def _is_static(self, width: int, ahead: int = 0) -> bool:
-        return width <= MAX_COLUMNS
+        return width <= MAX_COLUMNS and not self.between_positions
 
     def num_slots(self, end: int) -> int:
         return self.all_slots or end

@@ -129,7 +129,7 @@ class FixedShape(CachedModel):
         return keys[lanes], values[lanes]
 
     def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
-        self.model.done = [(row, self.model.host_seen[row]) for row in range(len(padding))]
+        self.model.done = [(row, self.model.host_seen[row], 0) for row in range(len(padding))]
         return self.model.store(given, sequences, padding, lengths)
 
 

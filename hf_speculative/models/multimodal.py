@@ -57,7 +57,7 @@ class MultimodalModel(RaggedModel):
         slots = prompts.lengths - prompts.padding
         self._begin(prompts, ahead=0)
         self.load(reader.rewinder.cache, prompts)
-        self.offsets = (reader.position_after_prompt().to(slots.device) - slots).long().tolist()
+        self.offsets = (reader.position_after_prompt().to(slots.device) - slots).tolist()
         self.num_forwards += 1
         self.rows = prompts.rows
         lanes, self.lanes = self.lanes, []
@@ -86,6 +86,11 @@ class MultimodalModel(RaggedModel):
 
 class StaticMultimodalModel(MultimodalModel, StaticModel):
     """The same with passes of static shape after the prompt's."""
+
+    def drafts_at_once(self, batch: Batch) -> bool:
+        if self.seen is None:
+            self._read_prompt(batch)
+        return super().drafts_at_once(batch)
 
 
 class AheadMultimodalModel(MultimodalModel, AheadModel):

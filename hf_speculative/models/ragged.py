@@ -50,8 +50,8 @@ class RaggedModel(CachedModel):
         self.seen: Tensor | None = None
         #: of each row, its positions less its slots
         self.offsets: list[int] = []
-        #: rows of the call that are done, and what of them is cached, in the order of their lanes behind those running
-        self.done: list[tuple[int, int]] = []
+        #: rows of the call that are done, what of them is cached, and offsets, in the order of their lanes behind those running
+        self.done: list[tuple[int, int, int]] = []
 
     @functools.cached_property
     def shares_prefixes(self) -> bool:  # type: ignore[override]
@@ -203,7 +203,7 @@ class RaggedModel(CachedModel):
             return
         if self.keeps_done:
             leaving = [lane for lane in range(len(self.host_seen)) if lane not in indices]
-            self.done = [(self.rows[lane], self.host_seen[lane]) for lane in leaving] + self.done
+            self.done = [(self.rows[lane], self.host_seen[lane], self.offsets[lane]) for lane in leaving] + self.done
         self.host_seen = [self.host_seen[i] for i in indices]
         self.seen = self.seen[uploaded(indices, self.seen.device, torch.long)]
         self.offsets = [self.offsets[i] for i in indices]
@@ -276,11 +276,11 @@ class RaggedModel(CachedModel):
 
     def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
         rows, self.done = self.done, []
-        self.rows = [row for row, _ in rows]
-        self.host_seen = [min(seen, lengths[row] - padding[row] - 1) for row, seen in rows]
+        self.rows, self.offsets = [row for row, *_ in rows], [offset for *_, offset in rows]
+        self.host_seen = [min(seen, lengths[row] - padding[row] - 1) for row, seen, _ in rows]
         self.seen = uploaded(self.host_seen, sequences.device)
         self.cache.num_rows = len(rows)
-        self.cache.recurrence.recall([seen for _, seen in rows])
+        self.cache.recurrence.recall([seen for _, seen, _ in rows])
         self._go_back()
         batch = Batch(sequences[:, :-1], padding, sequences.shape[1]).part(self.rows)
         if max(self._begin(batch, ahead=0)[1]):  # what plain decoding feeds after ends

@@ -130,7 +130,7 @@ class RaggedCache(Cache):
         capacity: slots allocated; the last one is the spare.
         num_rows: rows running, the first ones of those allocated; 0 between calls.
         used: slots that this call has written to, from 0 on.
-        captured: passes over this cache by kind, see `StaticModel`; they hold addresses of keys and values.
+        captured: passes over this cache by kind, see `Replays`; they hold addresses of keys and values.
         made_for: the state of the model that it was taken for, see `pool`.
         recurrence: what is known of recurrent states, if layers have any.
         recorded: hidden states beside the keys, for a call that asks for them; its values have no width.

@@ -7,6 +7,7 @@ leaves its last state.
 """
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -180,8 +181,10 @@ class Recurrence:
         """Bring the states to where a captured pass reads them. Whether there was no room, so that buffers are others now."""
         states = {key: state for key, (state,) in self.columns.items()}
         found = next((tuple(buffer.shape[:2]) for buffer in self.buffers.values()), (0, 0))
-        room = tuple(map(max, found, (self.num_columns + 1, len(self.ends))))
+        wanted = self.num_columns + 1, len(self.ends)
+        room = tuple(map(max, found, wanted))
         if grown := room != found:
+            room = wanted if prod(room) > 4 * prod(wanted) else room
             self.buffers = {key: state.new_zeros(*room, *state.shape[1:]) for key, state in states.items()}
         torch._foreach_copy_([columns[0] for columns in self.in_buffers().values()], list(states.values()))
         return grown

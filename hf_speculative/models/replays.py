@@ -49,8 +49,8 @@ class Replays:
     """
 
     def __init__(self, model: PreTrainedModel, capture: Capture | None):
-        self.model, self.capture, self.device = model, capture, device_of(model)
-        self.kept = pool.kept(model)
+        self.model, self.device, self.kept = model, device_of(model), pool.kept(model)
+        self.capture = None if self.kept.cannot_capture else capture
 
     def __call__(
         self, cache: RaggedCache, function: Callable[..., Any], inputs: tuple[Tensor, ...], kind: tuple

@@ -109,7 +109,7 @@ class StaticModel(RaggedModel):
     def _is_static(self, width: int, ahead: int = 0) -> bool:
         if self.all_slots:
             return True
-        if width > MAX_COLUMNS or 0 in self.host_seen:
+        if width > MAX_COLUMNS or 0 in self.host_seen or self.between_positions:
             return False
         return self.cache.recurrence.can_be_captured(rounded_up(width), ahead)
 
@@ -133,11 +133,16 @@ class StaticModel(RaggedModel):
             *nodes,
         )
 
+    @property
+    def between_positions(self) -> bool:
+        """Whether a row's text stands between whole positions, as behind some videos."""
+        return any(offset % 1 for offset in self.offsets)
+
     def _bounds_and_slots(self, capacity: int, max_position: int) -> tuple[Tensor, Tensor]:
         """The `bounds` of `ragged_pass`, and all slots: made once, not in each draft step."""
         made_for = capacity, max_position, tuple(self.offsets)
         if self.made_for != made_for:
-            bounds = uploaded([[capacity - 1, max_position, offset] for offset in self.offsets], self.device)
+            bounds = uploaded([[capacity - 1, max_position, int(offset)] for offset in self.offsets], self.device)
             self.made_for, self.made = made_for, (bounds, torch.arange(capacity, device=self.device))
         return self.made
 

@@ -72,6 +72,18 @@ def test_trees(kind, emulated):
     assert emulated.num_made == 1
 
 
+def test_a_cache_that_is_returned_holds_all_rows(target, draft, emulated):
+    """They end at different times; what plain decoding feeds after an end is fed together."""
+    inputs = tiny.prompts(3, width=12)
+    plain = target.generate(**inputs, **SETTINGS)
+    ends = sorted({int(row[length]) for row, length in zip(plain, (14, 19, 27), strict=True)})
+    call = inputs | SETTINGS | {"eos_token_id": ends, "return_dict_in_generate": True, "draft_model": draft}
+    eager, compiled = (hs.generate(target, **call, **as_keywords({"optimize": optimize})) for optimize in (False, True))
+    assert eager.sequences.tolist() == compiled.sequences.tolist() and emulated.runs
+    for one, other in zip(eager.past_key_values.layers, compiled.past_key_values.layers, strict=True):
+        torch.testing.assert_close(one.keys, other.keys)
+
+
 def test_rows_that_take_the_place_of_others_and_contexts_that_grow(target, draft, emulated, monkeypatch):
     monkeypatch.setattr("hf_speculative.models.ragged_cache.MAX_AHEAD", 4)
     takes_lanes(target, tiny.texts(5), batch_size=2, draft_model=draft, optimize=True, num_draft_tokens=3)

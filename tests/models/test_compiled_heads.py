@@ -105,7 +105,7 @@ def test_trees(emulated):
 def test_captured(name, monkeypatch):
     """Replays of few kinds draft what eager passes do, in chains and trees, rows of unequal length, and later calls."""
     target, head = heads.made(name)
-    sizes, calls = (3, 1), (CHAIN, {"num_draft_tokens": 6, "tree_top_k": 3})
+    sizes, calls = (3, 1), (CHAIN, {"num_draft_tokens": 10, "tree_top_k": 5})
     calls = [(tiny.prompts(num_rows, width=9), call | {"draft_model": head}) for num_rows in sizes for call in calls]
     eager, capture = [same_as_plain(target, inputs, **call) for inputs, call in calls], Recorded()
     monkeypatch.setattr(replays, "NUM_EAGER", 0)

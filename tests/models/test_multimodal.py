@@ -59,9 +59,11 @@ def test_captured_passes(name, monkeypatch):
     make = lambda model, inputs, *args, **_: StaticMultimodalModel(model, inputs, capture=capture)  # noqa: E731
     monkeypatch.setattr("hf_speculative.call.parts.multimodal_model", make)
     monkeypatch.setattr("hf_speculative.drafting.draft_model.multimodal_model", make)
-    for num_rows, source in ((3, draft), (2, "auto"), (2, draft), (2, draft)):
-        before = capture.num_captures
-        agrees(target, prompts("image-text", target, num_rows) | GREEDY, draft_model=source, num_draft_tokens=4)
+    copy = tiny.noisy_copy(target, 0.0)
+    for num_rows, source in ((3, draft), (2, "auto"), *[(2, copy)] * 3):
+        before, call = capture.num_captures, prompts("image-text", target, num_rows) | GREEDY
+        stats = agrees(target, call, draft_model=source, num_draft_tokens=4)
+    assert stats.draft_acceptance_rate == 1, "it has seen the image"
     assert capture.num_captures == before and capture.num_replays > 40
 
 
