@@ -62,9 +62,8 @@ class Learned:
         self._costs = costs[key]
         self.is_ours = is_alone and own.schedule is None  # what a user's own schedule learns ends with the call
         self._num_first = partial(num_unreplayed, model, source.draft_model) if is_captured else int
-        self.is_kept = self.is_ours and (
-            not is_sampled or bool(own.reproducible)
-        )  # else tokens depend on draft lengths
+        # In other sampled calls tokens depend on draft lengths.
+        self.is_kept = self.is_ours and (not is_sampled or bool(own.reproducible))
         self.costs: Callable[[int], Costs] = self._costs if self.is_kept else self._costs.settled()
         self.place: dict[tuple, Any] = kept_with(model).setdefault(Learned, WeakKeyDictionary()).setdefault(pair, {})
         length = (options.schedule_name, options.num_draft_tokens, options["assistant_confidence_threshold"])

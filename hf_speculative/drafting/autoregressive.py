@@ -104,7 +104,11 @@ class HeadDrafter(AutoregressiveDrafter):
         self.target = target
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
-        self.cache, self.seen = RaggedCache([None] * self.num_layers), [self.unseen for _ in batch.rows]
+        self.cache, self.seen = self.new_cache(), [self.unseen for _ in batch.rows]
+
+    def new_cache(self) -> RaggedCache:
+        """One in which nothing is read."""
+        return RaggedCache([None] * self.num_layers)
 
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
         num_tokens = [min(n, self.most_tokens) for n in num_tokens]

@@ -13,17 +13,7 @@ from transformers import PreTrainedModel
 
 from ..heads.eagle3 import Eagle3Model
 from ..interfaces import Drafter, Sampler
-from ..models import (
-    AttentionLayers,
-    CompiledPass,
-    Nodes,
-    RaggedCache,
-    fed_slots,
-    nodes_of,
-    num_logits,
-    pool,
-    with_folded_attention,
-)
+from ..models import AttentionLayers, CompiledPass, Nodes, fed_slots, nodes_of, num_logits, pool, with_folded_attention
 from ..models.capture import Capture
 from ..models.execution import capture_of, compiled_pass
 from ..models.replays import Replays
@@ -54,7 +44,7 @@ class Eagle3(HeadDrafter):
         self.config, self.device, self.dtype = model.config, model.device, model.dtype
         self.hidden_layers = self.layers_read(model.config, target_model.config)
         self.attention, self.num_layers = AttentionLayers(model), len(model.layers)
-        self.cache = RaggedCache([None] * self.num_layers)
+        self.cache = self.new_cache()
         embeddings = model.embed_tokens if model.embed_tokens is not None else target_model.get_input_embeddings()
         #: the weights themselves: some targets scale or norm what they look up there, no head does
         self.embeddings: Tensor = embeddings.weight
@@ -72,7 +62,7 @@ class Eagle3(HeadDrafter):
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         super().begin(batch, sampler)
         if isinstance(self.compiled, CapturedHead):  # replays read and write where earlier calls did
-            self.cache = pool.take(self.original, lambda: self.cache)
+            self.cache = pool.take(self.original, self.new_cache)
             self.cache.begin(len(batch.rows), limit=batch.max_length)
 
     def release(self) -> None:

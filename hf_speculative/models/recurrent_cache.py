@@ -177,8 +177,8 @@ class Recurrence:
         """Whether a pass has one state to begin with, and keeps that after each column."""
         return not self.layers or (bool(self.columns) and self.num_states == 1 and width <= NARROW + max(ahead, 0))
 
-    def fill_buffers(self) -> bool:
-        """Bring the states to where a captured pass reads them. Whether there was no room, so that buffers are others now."""
+    def in_buffers(self) -> tuple[dict[tuple[int, str, int], list[Tensor]], bool]:
+        """The `columns` of a captured pass, which reads the first; and whether other buffers were made for lack of room."""
         states = {key: state for key, (state,) in self.columns.items()}
         found = next((tuple(buffer.shape[:2]) for buffer in self.buffers.values()), (0, 0))
         wanted = self.num_columns + 1, len(self.ends)
@@ -186,12 +186,15 @@ class Recurrence:
         if grown := room != found:
             room = wanted if prod(room) > 4 * prod(wanted) else room
             self.buffers = {key: state.new_zeros(*room, *state.shape[1:]) for key, state in states.items()}
-        torch._foreach_copy_([columns[0] for columns in self.in_buffers().values()], list(states.values()))
-        return grown
+        rows, most = slice(len(self.ends)), self.num_columns + 1
+        columns = {key: list(self.buffers[key][:most, rows].unbind()) for key in states}
+        torch._foreach_copy_([first for first, *_ in columns.values()], list(states.values()))
+        return columns, grown
 
-    def over_buffers(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, whose passes read the states that buffers begin with, and leave the others there."""
-        states = self.in_buffers()
+    def over(
+        self, states: dict[tuple[int, str, int], list[Tensor]], function: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """`function`, whose passes read the first of `states`, see `in_buffers`, and leave theirs in the others."""
 
         def run(*tensors: Tensor) -> Any:
             self.columns = {key: [columns[0]] for key, columns in states.items()}
@@ -201,11 +204,6 @@ class Recurrence:
             return output
 
         return run
-
-    def in_buffers(self) -> dict[tuple[int, str, int], list[Tensor]]:
-        """`columns` of a captured pass."""
-        rows = slice(len(self.ends))
-        return {key: list(self.buffers[key][: self.num_columns + 1, rows].unbind()) for key in self.columns}
 
     def reads_before(self, seen: list[int], width: int, ahead: int) -> bool:
         """Whether a pass over draft tokens is split: no state is kept column by column while much before them is read."""

@@ -1,7 +1,6 @@
 """Run passes over a cache; those that come often are captured, and replayed."""
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,19 +51,18 @@ class Replays:
         self.model, self.device, self.kept = model, device_of(model), pool.kept(model)
         self.capture = None if self.kept.cannot_capture else capture
 
-    def __call__(
-        self, cache: RaggedCache, function: Callable[..., Any], inputs: tuple[Tensor, ...], kind: tuple
-    ) -> Any:
+    def __call__(self, cache: RaggedCache, function, inputs: tuple[Tensor, ...], kind: tuple) -> Any:
         """Call `function`, or replay it: what it reads beside `inputs` and `cache` must be in `kind`."""
-        recurrence, captured = cache.recurrence, cache.captured
+        recurrence, captured, states = cache.recurrence, cache.captured, None
         kind += (recurrence.has_filler, *(tuple(tensor.shape) for tensor in inputs))
         if self.capture is not None and self.device in failed_on:
             captured.clear()
             self.capture = None
-        if in_buffers := bool(recurrence.layers) and self.capture is not None:
-            if recurrence.fill_buffers():
+        if recurrence.layers and self.capture is not None:
+            states, are_moved = recurrence.in_buffers()
+            if are_moved:
                 captured.clear()
-            function = recurrence.over_buffers(function)
+            function = recurrence.over(states, function)
         if self.capture is not None and kind not in captured:
             self.kept.num_unreplayed += 1
             self.kept.met[kind] += 1
@@ -73,8 +71,8 @@ class Replays:
         if kind in captured and self.capture is not None:
             function = captured[kind] = captured.pop(kind)  # those replayed last are behind
         output = function(*inputs)
-        if in_buffers:
-            recurrence.columns = recurrence.in_buffers()
+        if states is not None:
+            recurrence.columns = states
         return output
 
     def _make(self, capture: Capture, cache: RaggedCache, function, inputs: tuple[Tensor, ...], kind: tuple) -> None:

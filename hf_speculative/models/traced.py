@@ -15,6 +15,7 @@ from .cached_model import max_positions_of
 from .masks import AttentionLayers, Nodes, no_nodes, nodes_of
 from .places import fed_places
 from .ragged_cache import RaggedLayer
+from .recurrent_cache import Recurrence
 from .states import asked_for, joined
 
 #: the most columns of a pass; longer prompts run eagerly, where Python is a small part of the time
@@ -57,6 +58,7 @@ class TracedCache(Cache):
 
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]):
         super().__init__(layers=[TracedLayer(self, *parts) for parts in zip(keys, values, strict=True)])
+        self.recurrence = Recurrence([])
 
     def first(self, window: int | None) -> int:
         """Windows look at all slots: what a mask hides changes no shape."""
@@ -87,10 +89,9 @@ def ragged_pass(
     """
     input_ids, first, seen, bounds, slots, *tree = tensors
     queries, cache.slots = fed_places(first, seen, bounds, input_ids.shape[1])
-    cache.end, nodes, is_filler = slots.shape[0], Nodes(*tree), None
-    if layers.are_recurrent:
-        is_filler = cache.slots == bounds[:, :1] if cache.recurrence.has_filler else None
-        cache.recurrence.enter(input_ids.shape[1], is_filler)
+    cache.end, nodes = slots.shape[0], Nodes(*tree)
+    is_filler = cache.slots == bounds[:, :1] if cache.recurrence.has_filler else None
+    cache.recurrence.enter(input_ids.shape[1], is_filler)
     positions = torch.minimum(nodes.positions(queries), bounds[:, 1:2]) + bounds[:, 2:]
     places = {"position_ids": positions} if layers.attend else {}
     outputs = model(
@@ -102,8 +103,7 @@ def ragged_pass(
         **places,
         **asked,
     )
-    if layers.are_recurrent:
-        cache.recurrence.leave()
+    cache.recurrence.leave()
     return outputs
 
 

@@ -8,6 +8,7 @@ from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor
 
 import hf_speculative as hs
 from hf_speculative import SpeculativeConfig
+from hf_speculative.drafting.eagle3 import Eagle3
 from hf_speculative.models import artifacts, pool, replays
 from hf_speculative.sampling.logits_processors import Processors
 from hf_speculative.sampling.samplers import MOST_FORBIDDEN, Greedy, ProcessedSampler
@@ -103,19 +104,27 @@ def test_trees(emulated):
 
 @pytest.mark.parametrize("name", slow_but(KINDS, "reduced vocabulary"))
 def test_captured(name, monkeypatch):
-    """Replays of few kinds draft what eager passes do, in chains and trees, rows of unequal length, and later calls."""
+    """Replays of few kinds compute what eager passes do, in chains and trees, rows of unequal length, and later calls."""
     target, head = heads.made(name)
-    sizes, calls = (3, 1), (CHAIN, {"num_draft_tokens": 10, "tree_top_k": 5})
-    calls = [(tiny.prompts(num_rows, width=9), call | {"draft_model": head}) for num_rows in sizes for call in calls]
-    eager, capture = [same_as_plain(target, inputs, **call) for inputs, call in calls], Recorded()
+    capture, levels, level = Recorded(), [], Eagle3.level
+    monkeypatch.setattr(Eagle3, "level", lambda *args: levels.append(level(*args)) or levels[-1])
+    calls = [(num_rows, call) for num_rows in (3, 1) for call in (CHAIN, {"num_draft_tokens": 10, "tree_top_k": 5})]
+
+    def run():
+        levels.clear()
+        found = [same_as_plain(target, tiny.prompts(rows, width=9), **call, draft_model=head) for rows, call in calls]
+        counts = [(stats.num_accepted_draft_tokens, stats.num_draft_forwards) for stats in found]
+        assert all(number for number, _ in counts)
+        return counts, [*levels]
+
+    counts, eagerly = run()
     monkeypatch.setattr(replays, "NUM_EAGER", 0)
     monkeypatch.setattr("hf_speculative.drafting.eagle3.capture_of", lambda *_: capture)
     for _ in range(2):
         before = capture.num_captures
-        for (inputs, call), expected in zip(calls, eager, strict=True):
-            found = same_as_plain(target, inputs, **call)
-            assert found.num_accepted_draft_tokens == expected.num_accepted_draft_tokens > 0
-            assert found.num_draft_forwards == expected.num_draft_forwards
+        found, logits = run()
+        assert found == counts
+        torch.testing.assert_close(logits, eagerly, atol=1e-4, rtol=1e-4)
     assert capture.num_captures == before < capture.num_replays / 2
     reproduces_plain(target, (3, 2), **CHAIN, draft_model=head)
     takes_lanes(target, tiny.texts(5), batch_size=2, draft_model=head, num_draft_tokens=3)

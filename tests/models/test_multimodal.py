@@ -3,14 +3,24 @@
 import pytest
 import torch
 
-from hf_speculative.models import MultimodalModel, RaggedModel, choose_for, prepared_inputs, probe, replays
-from hf_speculative.models.multimodal import StaticMultimodalModel
+import hf_speculative as hs
+from hf_speculative.models import (
+    MultimodalModel,
+    RaggedModel,
+    StaticModel,
+    choose_for,
+    execution,
+    prepared_inputs,
+    probe,
+    replays,
+)
 from hf_speculative.models.universal import UniversalModel
 from hf_speculative.types import Batch, Prefix
 from tests.architectures.check import build
 from tests.architectures.inputs import prompts
 from tests.support import tiny
 from tests.support.cases import slow_but
+from tests.support.execution import run_as
 from tests.support.fake_graphs import Recorded
 from tests.support.plain import agrees
 
@@ -54,17 +64,29 @@ def test_unequal_rows_with_images(target, draft):
 def test_captured_passes(name, monkeypatch):
     """A later call replays those of an earlier one, whose image has moved positions otherwise; they may be no integers."""
     target, capture = build("image-text", name), Recorded()
-    draft = tiny.noisy_copy(target, 0.1)
+    draft, copy = tiny.noisy_copy(target, 0.1), tiny.noisy_copy(target, 0.0)
+    run_as(monkeypatch, captures=True)
     monkeypatch.setattr(replays, "NUM_EAGER", 0)
-    make = lambda model, inputs, *args, **_: StaticMultimodalModel(model, inputs, capture=capture)  # noqa: E731
-    monkeypatch.setattr("hf_speculative.call.parts.multimodal_model", make)
-    monkeypatch.setattr("hf_speculative.drafting.draft_model.multimodal_model", make)
-    copy = tiny.noisy_copy(target, 0.0)
+    monkeypatch.setattr(execution, "CudaGraph", lambda device, *given: capture(*given))
+    monkeypatch.setattr(execution, "can_capture", lambda model: True)
     for num_rows, source in ((3, draft), (2, "auto"), *[(2, copy)] * 3):
         before, call = capture.num_captures, prompts("image-text", target, num_rows) | GREEDY
-        stats = agrees(target, call, draft_model=source, num_draft_tokens=4)
+        stats = agrees(target, call, draft_model=source, num_draft_tokens=4, optimize=True)
     assert stats.draft_acceptance_rate == 1, "it has seen the image"
     assert capture.num_captures == before and capture.num_replays > 40
+    expected, before = target.generate(**call).tolist(), capture.num_replays
+    hs.attach(target, draft)
+    assert target.generate(**call, draft_model=None).tolist() == expected and capture.num_replays > before + 10
+
+
+@torch.no_grad()
+def test_positions_that_are_not_whole_numbers_run_eagerly():
+    """As behind some videos."""
+    model, batch = StaticModel(tiny.llama()), Batch(torch.tensor([[5, 9, 11, 12]]), [0], 64)
+    model.logits(batch, ahead=0, num_last=1)
+    assert model._is_static(1)
+    model.offsets = [2.5]
+    assert not model._is_static(1)
 
 
 def test_several_sequences_of_a_prompt(target):
