@@ -65,13 +65,16 @@ class Learned:
         # In other sampled calls tokens depend on draft lengths.
         self.is_kept = self.is_ours and (not is_sampled or bool(own.reproducible))
         self.costs: Callable[[int], Costs] = self._costs if self.is_kept else self._costs.settled()
+        self._settled = None if self.is_kept else self._costs.settled_sizes
         self.place: dict[tuple, Any] = kept_with(model).setdefault(Learned, WeakKeyDictionary()).setdefault(pair, {})
         length = (options.schedule_name, options.num_draft_tokens, options["assistant_confidence_threshold"])
         self.kind = (source.label, source.cost_key, is_sampled, *length, *inputs.others)
 
     def timed(self, schedule: Schedule) -> Schedule:
         """Wrap `schedule` so that its rounds are timed for later calls."""
-        return Timed(schedule, self._costs, self._num_first) if self.is_ours and schedule.weighs_costs else schedule
+        if self.is_ours and schedule.weighs_costs:
+            return Timed(schedule, self._costs, self._num_first, self._settled)
+        return schedule
 
     def start(self, schedule: Schedule) -> None:
         """Start the schedule from what earlier calls learned."""

@@ -5,6 +5,7 @@ Costs are in plain steps, so that a slower or faster machine changes the time of
 
 from collections.abc import Callable
 from dataclasses import astuple
+from math import inf, log
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,9 @@ FIRST_NOISE = 0.6
 OF_MACHINE, OF_MACHINE_IF_PLAIN = 0.1, 0.5
 #: times are clipped to within this factor of the expected time
 OUTLIER = 2.0
+#: the squared deviation from its expected time, in standard deviations, from which a round tells of the machine: a plain one
+#: is repeated, and another one teaches less about costs
+UNLIKELY = 4.0
 #: rounds with drafts after which costs are settled
 SETTLED = 32
 #: the assumed extra cost of a tree level, in passes of a chain, until one was timed
@@ -53,11 +57,20 @@ class RoundCosts:
         """Costs that no later round changes: what is assumed, or what was known once enough rounds had been timed."""
         known = {size: fit.costs for size, fit in list(self.fits.items()) if fit.num_timed >= SETTLED}
         self._settled = settled = known | self._settled
-        return lambda num_rows: settled.get(_rounded(num_rows)) or self._assumed(_rounded(num_rows))
+        return lambda num_rows: settled.get(rounded(num_rows)) or self._assumed(rounded(num_rows))
+
+    @property
+    def settled_sizes(self) -> frozenset[int]:
+        """Numbers of rows, rounded up, whose costs `settled` no longer changes."""
+        return frozenset(self._settled)
 
     def see(self, num_rows: int, passes: int, nodes: int, seconds: float, levels: int = 0) -> None:
         """Learn from a round: `passes` of the draft, and `nodes` of `levels` levels verified in its widest row."""
         self._fit(num_rows).see(passes, nodes, seconds, levels)
+
+    def since_plain(self, num_rows: int) -> float:
+        """Rounds with drafts that were timed since the last plain one. One that took an unexpected time counts as several."""
+        return self._fit(num_rows).since_plain
 
     @property
     def num_timed(self) -> int:
@@ -85,7 +98,7 @@ class RoundCosts:
         return Costs(self.draft, self.verify(size), level=LEVEL * self.draft)
 
     def _fit(self, num_rows: int) -> "_Fit":
-        size = _rounded(num_rows)
+        size = rounded(num_rows)
         if size not in self.fits:
             costs, plain_step = self._assumed(size), None
             if self.fits:
@@ -96,7 +109,7 @@ class RoundCosts:
         return self.fits[size]
 
 
-def _rounded(num_rows: int) -> int:
+def rounded(num_rows: int) -> int:
     return 1 << (num_rows - 1).bit_length()
 
 
@@ -108,7 +121,7 @@ class _Fit:
         # A draft's cost may be several times what its weights say, but where it has none it has none.
         self.first = np.diag([0.1, costs.draft, 0.05 + costs.verify, costs.draft]) ** 2
         self.covariance, self.plain_step, self.num_timed = self.first, plain_step, 0
-        self.widths = set[tuple[int, bool]]()
+        self.widths, self.since_plain = set[tuple[int, bool]](), inf
 
     @property
     def costs(self) -> Costs:
@@ -122,12 +135,18 @@ class _Fit:
         seen = np.array([1.0, passes, nodes, levels]) * (nodes > 0)
         expected = max(0.5, 1 + float(seen @ self.mean))
         steps = min(max(seconds / self.plain_step, expected / OUTLIER), expected * OUTLIER)
-        part, width = OF_MACHINE_IF_PLAIN, (nodes, levels > 0)
+        part, width, noise = OF_MACHINE_IF_PLAIN, (nodes, levels > 0), NOISE
         if nodes:
             noise = NOISE if width in self.widths else FIRST_NOISE
             self.widths.add(width)
-            gain = self.covariance @ seen / (seen @ self.covariance @ seen + (noise * expected) ** 2)
+        uncertain = self.covariance @ seen
+        variance = float(seen @ uncertain) + (noise * expected) ** 2
+        # Of the time's logarithm, over its variance: below 1 as a rule, and more where the machine has changed.
+        surprise = log(steps / expected) ** 2 * expected**2 / variance
+        if nodes:
+            gain = uncertain / (variance * max(1.0, surprise / UNLIKELY))
             self.mean = self.mean + gain * (steps - expected)
-            self.covariance = self.covariance - np.outer(gain, seen @ self.covariance) + DRIFT * self.first
+            self.covariance = self.covariance - np.outer(gain, uncertain) + DRIFT * self.first
             self.num_timed, part = self.num_timed + 1, OF_MACHINE * (1 - float(gain @ seen))
+        self.since_plain = self.since_plain + max(1.0, surprise) if nodes else inf if surprise > UNLIKELY else 0.0
         self.plain_step *= (steps / expected) ** part

@@ -1,11 +1,11 @@
 """Time the rounds of a call, to learn their costs."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from ..interfaces import Schedule
 from ..types import Batch, Costs, Round
-from .round_costs import RoundCosts
+from .round_costs import RoundCosts, rounded
 from .wrapped import WrappedSchedule
 
 #: round FIRST and every EVERY-th after it is plain, for comparison, in calls for LONG_CALL new tokens or more
@@ -21,11 +21,19 @@ class Timed(WrappedSchedule):
 
     Args:
         num_first: counts passes that take longer than later ones of their kind; rounds with one are left out as well.
+        settled: where tokens depend on draft lengths, the batch sizes whose costs do not change: these need no plain rounds.
+            Elsewhere rounds of earlier calls count as well, and a plain one comes when EVERY others have been timed.
     """
 
-    def __init__(self, schedule: Schedule, known: RoundCosts, num_first: Callable[[], int] = lambda: 0):
+    def __init__(
+        self,
+        schedule: Schedule,
+        known: RoundCosts,
+        num_first: Callable[[], int] = lambda: 0,
+        settled: Container[int] | None = None,
+    ):
         super().__init__(schedule)
-        self.known, self.num_first, self.num_rounds = known, num_first, 0
+        self.known, self.num_first, self.settled, self.num_rounds = known, num_first, settled, 0
         self.counts = self.is_caught_up = self.is_plain = self.is_long = False
         self.num_due = 0
 
@@ -35,7 +43,7 @@ class Timed(WrappedSchedule):
 
     def plan(self, batch: Batch) -> list[int]:
         self.counts = not batch.is_unread
-        if self.counts and self.num_rounds % EVERY == FIRST:
+        if self.counts and self._is_due(len(batch.rows)):
             self.num_due = PLAIN
         self.is_plain = self.counts and self.is_long and self.num_due > 0
         self.num_rounds += self.counts
@@ -47,6 +55,11 @@ class Timed(WrappedSchedule):
         plan = self.schedule.plan(batch)
         self.levels = self.schedule.num_levels(batch) or 0
         return plan
+
+    def _is_due(self, num_rows: int) -> bool:
+        if self.settled is None:
+            return self.num_rounds >= FIRST and self.known.since_plain(num_rows) >= EVERY
+        return self.num_rounds % EVERY == FIRST and rounded(num_rows) not in self.settled
 
     def update(self, round: Round) -> None:
         seconds, nodes = time.perf_counter() - self.started, max(round.num_drafted)
