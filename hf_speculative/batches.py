@@ -8,7 +8,7 @@ seeds mean what they mean there. But only `batch_size` of its rows run at a time
 import inspect
 import time
 import warnings
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -31,7 +31,7 @@ from .call.statistics import RowStatistics, Statistics
 from .distributed.synced_gpus import in_step, models_in_step
 from .hf_compat import ContinuousMixin, GenerationOutput, RequestStatus
 from .models import device_of, modes_of_a_call, without_dropout
-from .sampling.copying import clone
+from .sampling.copying import check_apart, clone
 from .types import Round
 
 #: a window holds this many prompts a lane, at least 64: lanes run empty at its end, which should be rare
@@ -131,7 +131,8 @@ class _Run:
         options = prepare_rounds(model, kwargs, draft, config)
         self.kwargs = with_stop_strings(model, options)
         self.options = replace(options, rows_at_once=batch_size)
-        clone(list(self.kwargs.get("logits_processor") or []))  # what cannot be copied is refused now
+        processors, criteria = (list(self.kwargs.get(name) or []) for name in ("logits_processor", "stopping_criteria"))
+        check_apart(processors, criteria)  # what cannot be copied is refused now
         draft = options.source.draft_model
         has_encoder = any(part.config.is_encoder_decoder for part in (model, draft) if part is not None)
         if has_encoder and models_in_step(options["synced_gpus"], model, draft):
@@ -156,7 +157,7 @@ class _Run:
 
     def _window(self, prompts: list[tuple[int, list[int]]]) -> Generator[Completion, None, None]:
         new_ids: list[list[int]] = [[] for _ in prompts]
-        with closing(self._rounds([ids for _, ids in prompts])) as rounds:
+        with closing(self._rounds(*map(list, zip(*prompts, strict=True)))) as rounds:
             for round, counts in rounds:
                 self.follow(round, [prompts[row][0] for row in round.rows])
                 for row, tokens, is_done in zip(round.rows, round.tokens, round.done, strict=True):
@@ -168,13 +169,17 @@ class _Run:
     def follow(self, round: Round, indices: list[int]) -> None:
         """Take note of a round, of the prompts with these `indices`."""
 
-    def _rounds(self, prompts: list[list[int]]) -> Generator[tuple[Round, Statistics], None, Any]:
+    def _rounds(
+        self, indices: Sequence[int], prompts: list[list[int]]
+    ) -> Generator[tuple[Round, Statistics], None, Any]:
         """One call of the model's own `generate`, a round at a time."""
         input_ids, mask = padded(prompts, self.pad, left=not self.model.config.is_encoder_decoder)
         device = device_of(self.model)
         # What a processor remembers of a window's first row must not reach the next window.
         processors = clone(list(self.kwargs.get("logits_processor") or []))
         given = {"input_ids": input_ids.to(device), "attention_mask": mask.to(device), "logits_processor": processors}
+        if (allowed := self.kwargs.get("prefix_allowed_tokens_fn")) is not None:
+            given["prefix_allowed_tokens_fn"] = lambda row, ids: allowed(indices[row], ids)
         return self.plain_generate(**self.kwargs | given, custom_generate=SpeculativeDecoding(self.options).rounds)
 
 

@@ -58,7 +58,7 @@ class Parts:
         stopping: CriteriaStopping,
     ):
         own, config, source = options.config, inputs.generation_config, options.source
-        processors = Processors(logits_processor, inputs.input_ids.shape[0])
+        processors = Processors(logits_processor, inputs.input_ids.shape[0], stopping.others)
         checks.check_generation(options, model, inputs.input_ids, config, stopping.rows_may_differ)
         check_adapter_names(model, inputs.input_ids.shape[0])
         self.inputs, self.cache = inputs, inputs.cache if is_given_by_user(inputs.cache) else None

@@ -85,8 +85,10 @@ def with_stop_strings(model, options: Options) -> dict[str, Any]:
         raise ValueError(f"`stop_strings={stop_strings!r}` needs the text: pass `tokenizer=` as well.")
     kwargs.pop("stop_strings", None)
     kwargs = with_settings(model, kwargs, {"stop_strings": None})
-    criterion = StopStringCriteria(stop_strings=stop_strings, tokenizer=options.config.tokenizer)
-    kwargs["stopping_criteria"] = StoppingCriteriaList([*(kwargs.get("stopping_criteria") or []), criterion])
+    criteria = list(kwargs.get("stopping_criteria") or [])
+    if not any(type(criterion) is StopStringCriteria for criterion in criteria):  # which takes the place of ours
+        criteria.append(StopStringCriteria(stop_strings=stop_strings, tokenizer=options.config.tokenizer))
+    kwargs["stopping_criteria"] = StoppingCriteriaList(criteria)
     return kwargs
 
 

@@ -8,6 +8,7 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..tokenizers.chat import ids_of
 from .generation_settings import OF_STEPS, first_given, setting_of, with_settings
 from .input_checks import check_known_ids
 from .option_table import ROWS
@@ -49,7 +50,7 @@ def settings_of_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase 
     if setting_of(model, kwargs, "max_new_tokens") is None:
         raise ValueError("nothing says how long a row may get: give `max_new_tokens`.")
     eos = setting_of(model, kwargs, "eos_token_id")
-    eos = eos[0] if isinstance(eos, list) else eos
+    eos = next((id for id in ids_of(eos) if id >= 0), None)
     pad = first_given(setting_of(model, kwargs, "pad_token_id"), getattr(tokenizer, "pad_token_id", None), eos, 0)
     return kwargs | {"tokenizer": tokenizer, "pad_token_id": pad, "return_dict_in_generate": False}
 

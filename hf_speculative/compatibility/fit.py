@@ -24,6 +24,7 @@ from ..models import (
     tolerance,
     universal_deviation,
 )
+from ..models.execution import described_passes
 from ..types import Batch
 
 
@@ -38,6 +39,7 @@ class ModelReport:
         deviation: largest difference between plain logits and those through the cache with rollbacks in between, in standard
             deviations of the logits; `None` if not tried.
         linears: what multiplies in its linear layers.
+        passes: how its passes run once it is attached, on the ragged path.
     """
 
     name: str
@@ -45,6 +47,7 @@ class ModelReport:
     why: str | None = None
     deviation: float | None = None
     linears: str | None = None
+    passes: str | None = None
 
 
 def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) -> tuple[ModelReport, str | None]:
@@ -73,7 +76,8 @@ def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) ->
             f"{deviation:.2g} standard deviations){checks.quantised_inputs(model)}"
         )
         return ModelReport(name, None, why, deviation), reason
-    return ModelReport(name, kind, why, deviation, linears.describe(model)), None
+    passes = described_passes(model) if kind == "ragged" else None
+    return ModelReport(name, kind, why, deviation, linears.describe(model), passes), None
 
 
 def _example_inputs(model: PreTrainedModel, argument: str, example: dict[str, Any]) -> Inputs:

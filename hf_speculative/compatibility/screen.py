@@ -33,6 +33,8 @@ def print_answer(console: Console, answer: Compatibility) -> None:
             console.print(Text(f"Why the {role} is not on the ragged path: it {report.why}."))
         if report.linears is not None:
             console.print(Text(f"Linear layers of the {role}: {report.linears}."))
+        if report.passes is not None:
+            console.print(Text(f"Passes of the {role}: {report.passes}."))
     console.print("Logits: through the cache, against one plain pass; the largest difference, in standard deviations.")
     if answer.vocabulary is not None:
         strategy = f"; strategy: {answer.vocabulary.strategy}" if answer.vocabulary.strategy else ""

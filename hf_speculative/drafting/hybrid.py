@@ -1,6 +1,7 @@
 """Combine guesses that cost no pass with drafts of a model: in each round, whichever promises more."""
 
-from torch import Tensor
+from collections.abc import Callable
+
 from transformers import PreTrainedModel
 
 from ..forwarding import Handed, forwards_to
@@ -13,6 +14,16 @@ from .tree_drafter import TreeDrafter
 from .wrapped import WrappedDrafter
 
 
+def _both(name: str) -> Callable[..., None]:
+    """A method that calls that of both parts."""
+
+    def call(self: "HybridDrafter", *args) -> None:
+        getattr(self.drafter, name)(*args)
+        getattr(self.guesses, name)(*args)
+
+    return call
+
+
 class HybridDrafter(WrappedDrafter):
     """Propose `guesses` in rounds in which they promise more than a draft, else drafts of `drafter`.
 
@@ -20,6 +31,9 @@ class HybridDrafter(WrappedDrafter):
     add guesses to its tree (`Drafter.propose_beside`).
     """
 
+    prefill, observe, rollback, learn, select, admit = map(
+        _both, ("prefill", "observe", "rollback", "learn", "select", "admit")
+    )
     may_branch = Handed("guesses", "may_branch")  # type: ignore[assignment]
 
     def __init__(self, guesses: TreeDrafter, drafter: Drafter):
@@ -34,10 +48,6 @@ class HybridDrafter(WrappedDrafter):
         self.drafter.begin(batch, sampler)
         self.guesses.begin(batch, sampler)
 
-    def prefill(self, batch: Batch) -> None:
-        self.drafter.prefill(batch)
-        self.guesses.prefill(batch)
-
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         (guessing, num_guesses), (drafting, num_drafted) = schedule.parts(num_tokens)
         draft = self.guesses.propose(batch, num_guesses, guessing, sampler) if any(num_guesses) else Draft.empty(batch)
@@ -48,26 +58,6 @@ class HybridDrafter(WrappedDrafter):
         return self.drafter.propose_beside(
             batch, num_drafted, drafting, sampler, lambda num_nodes: self.guesses.grow(batch, num_nodes)
         )
-
-    def observe(self, batch: Batch, draft: Draft, logits: Tensor) -> None:
-        self.drafter.observe(batch, draft, logits)
-        self.guesses.observe(batch, draft, logits)
-
-    def rollback(self, batch: Batch) -> None:
-        self.drafter.rollback(batch)
-        self.guesses.rollback(batch)
-
-    def learn(self, prompt: list[int], answer: list[int]) -> None:
-        self.drafter.learn(prompt, answer)
-        self.guesses.learn(prompt, answer)
-
-    def select(self, indices: list[int]) -> None:
-        self.drafter.select(indices)
-        self.guesses.select(indices)
-
-    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
-        self.drafter.admit(newcomers, lanes)
-        self.guesses.admit(newcomers, lanes)
 
 
 @forwards_to("paid")

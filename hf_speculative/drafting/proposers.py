@@ -100,7 +100,9 @@ class Recycling(Proposer):
         return RANK_PRIORS[kind]
 
     def observe(self, tokens: list[int], successors: np.ndarray) -> None:
-        self.table[tokens, : successors.shape[1]] = successors
+        read = np.asarray(tokens)
+        has_logit = read < len(self.table)  # an image's token may have none
+        self.table[read[has_logit], : successors.shape[1]] = successors[has_logit]
 
 
 class Match(NamedTuple):

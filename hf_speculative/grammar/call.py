@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models import num_logits
+from ..tokenizers.chat import ids_of
 from ..tokenizers.loading import tokenizer_beside
 from .compiled import compiled
 from .processor import GrammarProcessor
@@ -51,8 +52,7 @@ def _end_tokens(model: PreTrainedModel, kwargs: dict[str, Any], tokenizer: PreTr
     eos = next((one for one in (*said, tokenizer.eos_token_id) if one is not None), None)
     if eos is None:
         raise ValueError("`grammar` ends with an end token, and there is none: give `eos_token_id=`.")
-    eos = eos.tolist() if isinstance(eos, Tensor) else eos
-    return eos if isinstance(eos, (list, tuple)) else [int(eos)]
+    return ids_of(eos)
 
 
 def _read(value: Any) -> Any:

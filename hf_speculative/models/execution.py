@@ -114,16 +114,34 @@ def has_fast_passes(model: PreTrainedModel, execution: Execution) -> bool:
 
 
 def can_capture(model: PreTrainedModel) -> bool:
-    """Whether passes can be captured, as far as is known before the first capture.
+    """Whether passes can be captured, as far as is known before the first capture."""
+    return uncapturable_reason(model) is None
 
-    Not under autocast, whose copies of weights go when it ends. Of a user's hooks and functions a replay runs none.
-    """
+
+def uncapturable_reason(model: PreTrainedModel) -> str | None:
+    """Why passes cannot be captured, as far as is known before the first capture; `None` if they can."""
     device, modules = device_of(model), list(model.modules())
-    if device.type != "cuda" or device in failed_on or torch.is_autocast_enabled(device.type):
-        return False
+    if device.type != "cuda":
+        return "is not on a GPU"
+    if device in failed_on or pool.kept(model).cannot_capture:
+        return "is on a GPU where a capture failed, as a warning told"
+    if torch.is_autocast_enabled(device.type):
+        return "runs under autocast, whose copies of weights go when it ends"
     if any(module._forward_pre_hooks or has_own_forward(module) for module in modules) or not only_capture(modules):
-        return False
-    return eager_reason(model) is None and not pool.kept(model).cannot_capture
+        return "has hooks or functions of its user, of which a replay runs none"
+    return eager_reason(model)
+
+
+def described_passes(model: PreTrainedModel) -> str:
+    """How passes of `model`, which takes the ragged path, run once it is attached, and why they do not run faster."""
+    on_gpu = device_of(model).type == "cuda"
+    if (reason := uncapturable_reason(model) if on_gpu else uncompilable_reason(model)) is not None:
+        return f"eager, since it {reason}"
+    if on_gpu:
+        return "captured as CUDA graphs"
+    return (
+        "compiled" if artifacts.files_of(model).are_there else "eager until they are compiled: `hf-speculative compile`"
+    )
 
 
 def note_decoded(models: Iterable[PreTrainedModel | None], seconds: float) -> None:

@@ -9,7 +9,7 @@ import types
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 #: types that copies share at any depth: generation does not change them, or they exist to be shared
 SHARED = (
@@ -22,6 +22,8 @@ SHARED = (
     threading.Condition,
     threading.Thread,
     io.IOBase,
+    PreTrainedConfig,
+    GenerationConfig,
 )
 #: methods by which engines of grammars copy their matchers
 COPIERS = ("fork", "deep_copy")
@@ -96,6 +98,23 @@ def _is_table(value) -> bool:
         or kind.__module__.split(".")[0] in ENGINES
         or kind.__name__ == "LLTokenizer"  # which calls itself a builtin
     )
+
+
+def check_apart(processors: list, criteria: list) -> None:
+    """Processors run ahead of the text, criteria do not: what both hold has no copy that serves both.
+
+    Raises:
+        CannotCopy: they share an object that can change.
+    """
+    of_processors, of_criteria = dict[int, Any](), dict[int, Any]()
+    clone(processors, memo=of_processors)
+    clone(criteria, "stopping_criteria", of_criteria)
+    for key in of_processors.keys() & of_criteria.keys():
+        if id(shared := of_processors[key]) != key:
+            raise CannotCopy(
+                f"`logits_processor` and `stopping_criteria` share an object of type {type(shared).__name__}, which cannot be "
+                "copied for both: let each have its own."
+            )
 
 
 def check_alike(processors: list, batch_size: int) -> None:

@@ -52,14 +52,15 @@ class Processors:
     Args:
         processors: what `generate` prepared.
         batch_size: rows of the call, as many as a processor saw in plain `generate`.
+        criteria: the user's own stopping criteria.
     """
 
-    def __init__(self, processors, batch_size: int):
+    def __init__(self, processors, batch_size: int, criteria: Sequence = ()):
         self.guidance: Guidance | None = None
         if processors and type(processors[0]) is hf.UnbatchedClassifierFreeGuidanceLogitsProcessor:
             self.guidance, processors = Guidance(processors[0]), processors[1:]
         with_memory = [p for p in processors if type(p) not in NO_MEMORY]
-        self.memories = Memories(with_memory, batch_size)
+        self.memories = Memories(with_memory, batch_size, list(criteria))
         self.steps = [self._treatment(processor) for processor in processors]
 
     @property

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Sequence
 
 from ..types import Batch
-from .copying import CannotCopy, check_alike, clone
+from .copying import CannotCopy, check_alike, check_apart, clone
 from .prefixes import Prefixes
 from .stateful import StatefulProcessors
 
@@ -68,17 +68,20 @@ class Memories:
     them can take calls back, by a `rollback(num_calls)` method, a row's set is never copied within a round. Processors that
     cannot be copied are called themselves, which serves one row and no drafts: see `lookahead_unsupported_reason`.
 
+    Args:
+        criteria: the user's own.
+
     Attributes:
         has_begun: they were called, and copied as they are since.
         lookahead_unsupported_reason: why drafts cannot be processed ahead of what is emitted; `None` if they can.
 
     Raises:
-        CannotCopy: one of them cannot be copied, and there are several rows.
+        CannotCopy: one of them cannot be copied, or shares what it holds with a criterion, and there are several rows.
     """
 
     has_begun = False
 
-    def __init__(self, originals: list, batch_size: int):
+    def __init__(self, originals: list, batch_size: int, criteria: list):
         self.originals, self.batch_size = originals, batch_size
         self.can_rollback = all(hasattr(processor, "rollback") for processor in originals)
         self.users: StatefulProcessors | None = None
@@ -86,6 +89,7 @@ class Memories:
         if originals and not (self.can_rollback and batch_size == 1):
             try:
                 check_alike(originals, batch_size)
+                check_apart(originals, criteria)
                 self.users = StatefulProcessors(originals, "logits_processor")
             except CannotCopy as error:
                 if batch_size > 1:

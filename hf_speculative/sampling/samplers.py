@@ -259,7 +259,7 @@ class Coupled(ProcessedSampler):
         return self.noise[step]
 
     def _draw(self, generator: torch.Generator) -> Tensor:
-        return torch.empty(self.shape, device=self.device).exponential_(1, generator=generator)
+        return torch.empty(self.shape, dtype=torch.float32, device=self.device).exponential_(1, generator=generator)
 
     def _keep(self, step: int, noise: Tensor) -> None:
         while len(self.noise) >= self.max_kept:

@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from .copying import ATOMS, SHARED, clone
@@ -94,6 +95,8 @@ def _picture(value, seen: dict[int, Any]) -> Any:
         return _Same(value, None if value.is_inference() else value._version)
     if isinstance(value, np.ndarray):
         return value.shape, value.tobytes()
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
     seen[id(value)] = len(seen), value
     if isinstance(value, dict):
         return type(value), {key: _picture(item, seen) for key, item in value.items()}, _picture_of(value, seen)

@@ -34,8 +34,10 @@ class AtWidths:
         if prefixes.longest < first or prefixes.shortest >= end:
             return scores
         ids = None
-        if self.forbidden is not None:  # past the vocabulary, they name its last token, which is then left as it is
-            ids = self.forbidden.flatten().to(scores.device).clamp(max=scores.shape[-1] - 1)
+        if (
+            self.forbidden is not None
+        ):  # outside of the vocabulary, they name its first or last token, left as it is then
+            ids = self.forbidden.flatten().to(scores.device).clamp(0, scores.shape[-1] - 1)
         if self.written is None:
             nothing = torch.full_like(scores[0, :1], torch.nan)
             written = self.processor(_any_prefix(first, scores.device), nothing)[0]

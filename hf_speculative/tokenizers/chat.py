@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -40,10 +41,15 @@ def around_a_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[i
     return _ids(tokenizer, before), _ids(tokenizer, after)
 
 
+def ids_of(value: Any) -> list[int]:
+    """End tokens as `generate` takes them: a number, a list, a tensor, or `None`."""
+    return [] if value is None else torch.as_tensor(value).flatten().tolist()
+
+
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids that end an answer: those of the generation config, then what the template puts after one."""
     eos = model.generation_config.eos_token_id
-    found = [] if eos is None else list(eos) if isinstance(eos, (list, tuple)) else [eos]
+    found = ids_of(eos)
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": MARK}]
     try:
         after = _ids(tokenizer, _rendered(tokenizer, messages).partition(MARK)[2])
@@ -57,7 +63,7 @@ def chat_keywords(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | N
     if raw or tokenizer is None or not speaks_chat(tokenizer):
         return {}
     ends, eos = end_tokens(model, tokenizer), model.generation_config.eos_token_id
-    return {} if not ends or ends == (eos if isinstance(eos, list) else [eos]) else {"eos_token_id": ends}
+    return {} if not ends or ends == ids_of(eos) else {"eos_token_id": ends}
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **kwargs) -> str:

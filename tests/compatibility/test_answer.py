@@ -8,7 +8,7 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.compatibility.fit import made_for, notes_on
-from hf_speculative.models import probe
+from hf_speculative.models import execution, probe
 from tests.architectures.check import build
 from tests.support import tiny, tongues
 
@@ -19,6 +19,24 @@ def test_the_path_and_its_proof(model_type):
     found = hs.check(model, tiny.noisy_copy(model))
     assert found and found.target.path == found.draft.path == path
     assert (found.target.why is None) == (path == "ragged") and found.target.deviation < 1e-3
+
+
+def test_how_passes_run_and_why_no_faster(monkeypatch):
+    found = {name: hs.check(build("causal", name)).target.passes for name in ("llama", "qwen3_next", "bloom")}
+    assert found["llama"] == "eager until they are compiled: `hf-speculative compile`" and found["bloom"] is None
+    assert found["qwen3_next"] == "eager, since it has recurrent layers, whose states compiled passes do not keep"
+    model = tiny.llama()
+    monkeypatch.setattr(execution, "device_of", lambda model: torch.device("cuda", 0))
+    assert execution.described_passes(model) == "captured as CUDA graphs"
+    with torch.autocast("cuda", enabled=False), monkeypatch.context() as patch:
+        patch.setattr(torch, "is_autocast_enabled", lambda kind: True)
+        assert "eager, since it runs under autocast" in execution.described_passes(model)
+    monkeypatch.setattr(execution, "failed_on", {torch.device("cuda", 0)})
+    assert "where a capture failed" in execution.described_passes(model)
+    monkeypatch.undo()
+    monkeypatch.setattr(execution, "device_of", lambda model: torch.device("cuda", 0))
+    model.model.layers[0].register_forward_hook(lambda module, args, output: None)
+    assert "has hooks or functions of its user" in execution.described_passes(model)
 
 
 def test_encoder_decoder_and_whisper():

@@ -29,6 +29,7 @@ def test_whether_a_pair_can_work():
     assert answer["advice"] is None
     text = shown("--no-measure").stdout
     assert "ragged: each row" in text and "Vocabularies: both" in text and "compatible" in text
+    assert "Passes of the target: " in text
     assert shown("--seconds", "0").exit_code == 2
 
 

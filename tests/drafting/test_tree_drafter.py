@@ -1,5 +1,6 @@
 """Trees of guesses: what grows, what is learned from what the target said, and calls against plain decoding."""
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -191,3 +192,12 @@ def test_what_is_learned_stays_with_the_model():
     one, other, drafts = tiny.llama(), tiny.llama(), {"draft_model": "recycling", "num_draft_tokens": 6}
     passes = [agrees(model, call, **drafts).num_target_forwards for model in (one, one, other)]
     assert passes[1] < passes[0] == passes[2]
+
+
+def test_a_token_without_a_logit_is_not_recycled():
+    """As an image's, whose id comes after the vocabulary."""
+    recycling = Recycling()
+    recycling.begin(None, 8)
+    recycling.observe([8, 3], np.array([[1, 2], [5, 6]]))
+    assert recycling.follow(None, 8) is None and recycling.table[3, :2].tolist() == [5, 6]
+    assert (recycling.table[[*range(3), *range(4, 8)]] == -1).all()

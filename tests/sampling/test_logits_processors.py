@@ -13,7 +13,7 @@ from hf_speculative.sampling.logits_processors import Processors
 from hf_speculative.types import Batch, Tree
 from tests.support import tiny
 from tests.support.cases import slow_but
-from tests.support.plain import NEW, ours, plain
+from tests.support.plain import NEW, ours, plain, same_as_plain
 from tests.support.trees import depth_of, path_to, random_parents
 
 
@@ -229,6 +229,15 @@ def test_rows_of_different_lengths_are_one_call(name, monkeypatch):
     with NoReads():
         processors(batch, torch.randn(4, 6, VOCAB), ahead=0, is_draft=False)
     assert len(calls) <= 1
+
+
+@pytest.mark.parametrize(
+    "settings", [{"eos_token_id": [-1, 0], "min_new_tokens": 9}, {"begin_suppress_tokens": [-1, 5]}]
+)
+def test_ids_that_are_no_tokens(target, draft, settings):
+    """As servers give them where no token may end an answer."""
+    stats = same_as_plain(target, tiny.prompts(3), settings, draft_model=draft, num_draft_tokens=3)
+    assert stats.num_draft_tokens
 
 
 class NoReads(TorchDispatchMode):

@@ -8,7 +8,7 @@ import hf_speculative as hs
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.sampling.draws import inverse_transform
 from tests.support import tiny
-from tests.support.plain import NEW, LastToken, ours, plain
+from tests.support.plain import NEW, LastToken, ours, plain, reproduces_plain
 
 
 @pytest.mark.parametrize("vocab_size", [7, 61, 512, 1536, 50257])
@@ -116,3 +116,12 @@ def test_a_broken_draft_breaks_nothing(target, source):
     assert ours(target, inputs, **settings(draft)).tolist() == plain(target, inputs).tolist()
     out = hs.generate(target, **inputs, do_sample=True, top_k=1, max_new_tokens=NEW, pad_token_id=0, **settings(draft))
     assert out.tolist() == plain(target, inputs).tolist()
+
+
+def test_the_noise_is_that_of_plain_generate_under_any_default_dtype(target, draft):
+    """Plain `generate` draws in the dtype of its scores."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        reproduces_plain(target, (8,), draft_model=draft, num_draft_tokens=2)
+    finally:
+        torch.set_default_dtype(torch.float32)

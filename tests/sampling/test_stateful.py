@@ -288,3 +288,54 @@ def test_a_processor_that_cannot_be_copied(target, draft, kind, batch_size):
     part = Uncopyable(CHANNELS[kind]())
     with pytest.raises(TypeError, match="`logits_processor`: Uncopyable"):
         hs.generate_batches(target, [[1, 2]], max_new_tokens=2, draft_model=draft, logits_processor=[part])
+
+
+class Budget(LogitsProcessor):
+    """Counts tokens, for a criterion that ends the text when they are spent."""
+
+    def __init__(self, most):
+        self.most, self.num = most, 0
+
+    def __call__(self, input_ids, scores):
+        self.num += 1
+        return scores
+
+
+class Spent(StoppingCriteria):
+    def __init__(self, budget):
+        self.budget = budget
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.full((len(input_ids),), self.budget.num >= self.budget.most)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_processor_and_a_criterion_that_share_a_memory(target, draft, batch_size):
+    def sharing():
+        budget = Budget(8)
+        return {"logits_processor": [budget], "stopping_criteria": [Spent(budget)]}
+
+    inputs = tiny.prompts(batch_size)
+    expected = plain(target, inputs, **sharing())
+    with pytest.warns(UserWarning, match="share an object of type Budget, which cannot be copied for both"):
+        found = ours(target, inputs, **sharing(), draft_model=draft)
+    assert expected.shape[1] == 7 + 8 and found.tolist() == expected.tolist()
+    with pytest.raises(TypeError, match="let each have its own"):
+        next(hs.generate_batches(target, [[5, 6]], draft_model=draft, max_new_tokens=4, **sharing()))
+
+
+class Shuffled(LogitsProcessor):
+    """Adds noise from a generator of its own, the same to all rows."""
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(5)
+
+    def __call__(self, input_ids, scores):
+        return scores + 3 * torch.randn(scores.shape[-1], generator=self.generator)
+
+
+def test_a_processor_with_a_generator(target, draft):
+    inputs = tiny.prompts(3)
+    expected = plain(target, inputs, logits_processor=[Shuffled()])
+    found = ours(target, inputs, logits_processor=[Shuffled()], draft_model=draft, num_draft_tokens=2)
+    assert found.tolist() == expected.tolist() != plain(target, inputs).tolist()

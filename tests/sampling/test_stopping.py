@@ -1,8 +1,9 @@
 """Stops: inside a block, by row, by the user's own criteria, each asked about every token once."""
 
+import numpy as np
 import pytest
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import StoppingCriteria, StoppingCriteriaList, StopStringCriteria
 
 import hf_speculative as hs
 from tests.support import tiny
@@ -28,6 +29,19 @@ def test_a_users_criterion_inside_an_accepted_block(target, twin):
     assert found.tolist() == expected.tolist() and found.shape[1] < 7 + NEW
     assert torch.cat([piece.flatten() for piece in streamer.pieces]).tolist() == found[0].tolist()
     assert streamer.ended and criterion.calls == list(range(8, found.shape[1] + 1))
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__")
+@pytest.mark.parametrize("answer", [lambda is_over, n: torch.tensor([is_over]), lambda is_over, n: np.full(n, is_over)])
+def test_answers_that_plain_generate_broadcasts(target, twin, answer):
+    class Over(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return answer(input_ids.shape[1] >= 15, len(input_ids))
+
+    inputs = tiny.prompts(3)
+    expected = plain(target, inputs, stopping_criteria=[Over()])
+    found = ours(target, inputs, stopping_criteria=[Over()], draft_model=twin, num_draft_tokens=3)
+    assert found.tolist() == expected.tolist() and found.shape[1] == 15
 
 
 class FirstRowsOwn(StoppingCriteria):
@@ -113,6 +127,16 @@ def test_stop_strings_from_the_generation_config():
     assert target.generation_config.stop_strings == [":\n"]
     with pytest.raises(ValueError, match="pass `tokenizer=`"):
         hs.generate(target, ids, draft_model=draft)
+
+
+@pytest.mark.filterwarnings("ignore:A custom stopping criteria")
+def test_a_criterion_of_the_users_takes_the_place_of_stop_strings(target, twin):
+    target, draft, tokenizer = hs.embedded_pair()
+    ids = tokenizer("def add(a, b", return_tensors="pt").input_ids
+    call = {"inputs": ids, "stop_strings": ["a"], "tokenizer": tokenizer, "max_new_tokens": 24, "do_sample": False}
+    call["stopping_criteria"] = StoppingCriteriaList([StopStringCriteria(tokenizer, ["\n\n"])])
+    agrees(target, call, draft_model=draft, num_draft_tokens=3)
+    assert target.generate(**call).shape[1] > ids.shape[1] + 4
 
 
 def test_max_time_stops(target, draft):

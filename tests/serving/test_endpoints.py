@@ -296,6 +296,12 @@ def test_what_is_refused_before_anything_is_generated(path, body, field, client,
     assert response.status_code == 400 and response.json()["error"]["param"] == field, response.text
 
 
+def test_an_answer_without_an_end_has_a_least_length_as_well(client, target, ids):
+    """As vLLM's benchmark asks."""
+    body = {"prompt": "hello", "max_tokens": 6, "min_tokens": 6, "ignore_eos": True}
+    assert ask(client, "completions", body, Completion).usage.completion_tokens == 6
+
+
 @pytest.mark.parametrize("name", ["ignore_eos", "stop_token_ids", "min_tokens"])
 def test_fields_of_vllm_that_say_where_an_answer_ends(name, client, target, tokenizer, ids, monkeypatch):
     tokens = alone(target, ids, max_new_tokens=12)
