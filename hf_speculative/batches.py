@@ -88,7 +88,8 @@ def generate_batches(
         window: prompts in one call of `generate`, by default 16 times `batch_size`, at least 64. At its end lanes run empty
             for about as long as one row takes: 1/16 of the time by default, less if rows have similar lengths.
         **generate_kwargs: anything else that `hf_speculative.generate` takes, such as `max_new_tokens` and `draft_model`.
-            Without a source of drafts, rows are decoded plainly, with the same refill.
+            Without a source of drafts, rows are decoded plainly, with the same refill. `prefix_allowed_tokens_fn` is given
+            the number of the prompt, not of a row.
 
     Yields:
         A `Completion` for each prompt.
@@ -132,7 +133,8 @@ class _Run:
         self.kwargs = with_stop_strings(model, options)
         self.options = replace(options, rows_at_once=batch_size)
         processors, criteria = (list(self.kwargs.get(name) or []) for name in ("logits_processor", "stopping_criteria"))
-        check_apart(processors, criteria)  # what cannot be copied is refused now
+        clone(processors)  # what cannot be copied is refused now
+        check_apart(processors, criteria)
         draft = options.source.draft_model
         has_encoder = any(part.config.is_encoder_decoder for part in (model, draft) if part is not None)
         if has_encoder and models_in_step(options["synced_gpus"], model, draft):

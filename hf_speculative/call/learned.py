@@ -64,8 +64,10 @@ class Learned:
         self._num_first = partial(num_unreplayed, model, source.draft_model) if is_captured else int
         # In other sampled calls tokens depend on draft lengths.
         self.is_kept = self.is_ours and (not is_sampled or bool(own.reproducible))
-        self.costs: Callable[[int], Costs] = self._costs if self.is_kept else self._costs.settled()
-        self._settled = None if self.is_kept else self._costs.settled_sizes
+        self.costs: Callable[[int], Costs] = self._costs
+        self._settled: frozenset[int] | None = None
+        if not self.is_kept:
+            self.costs, self._settled = self._costs.settled()
         self.place: dict[tuple, Any] = kept_with(model).setdefault(Learned, WeakKeyDictionary()).setdefault(pair, {})
         length = (options.schedule_name, options.num_draft_tokens, options["assistant_confidence_threshold"])
         self.kind = (source.label, source.cost_key, is_sampled, *length, *inputs.others)

@@ -1,5 +1,6 @@
 """Find the path of a model, and prove it by comparing logits, with rollbacks in between, with plain ones."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -23,6 +24,7 @@ from ..models import (
     text_inputs,
     tolerance,
     universal_deviation,
+    without_dropout,
 )
 from ..models.execution import described_passes
 from ..types import Batch
@@ -76,7 +78,8 @@ def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) ->
             f"{deviation:.2g} standard deviations){checks.quantised_inputs(model)}"
         )
         return ModelReport(name, None, why, deviation), reason
-    passes = described_passes(model) if kind == "ragged" else None
+    with without_dropout(model) if argument == "draft_model" else nullcontext():  # as in a call
+        passes = described_passes(model) if kind == "ragged" else None
     return ModelReport(name, kind, why, deviation, linears.describe(model), passes), None
 
 

@@ -1,6 +1,7 @@
 """Run passes on the ragged path: eagerly, compiled ahead of time, or captured."""
 
 import functools
+import os
 import warnings
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from .attention import takes_masks
 from .cached_model import device_of
 from .capture import Capture, CudaGraph, failed_on
 from .choice import Path, choose
+from .folder import FOLDER, OFF
 from .inputs import Inputs
 from .masks import is_recurrent
 from .model_state import kept_with
@@ -123,11 +125,14 @@ def uncapturable_reason(model: PreTrainedModel) -> str | None:
     device, modules = device_of(model), list(model.modules())
     if device.type != "cuda":
         return "is not on a GPU"
-    if device in failed_on or pool.kept(model).cannot_capture:
+    if device in failed_on:
         return "is on a GPU where a capture failed, as a warning told"
+    if pool.kept(model).cannot_capture:
+        return "has passes of which a capture failed, as a warning told"
     if torch.is_autocast_enabled(device.type):
         return "runs under autocast, whose copies of weights go when it ends"
-    if any(module._forward_pre_hooks or has_own_forward(module) for module in modules) or not only_capture(modules):
+    has_own = any(module._forward_pre_hooks or has_own_forward(module) for module in modules)
+    if has_own or not only_capture(modules):
         return "has hooks or functions of its user, of which a replay runs none"
     return eager_reason(model)
 
@@ -135,13 +140,15 @@ def uncapturable_reason(model: PreTrainedModel) -> str | None:
 def described_passes(model: PreTrainedModel) -> str:
     """How passes of `model`, which takes the ragged path, run once it is attached, and why they do not run faster."""
     on_gpu = device_of(model).type == "cuda"
+    if os.environ.get(FOLDER) == OFF:
+        return f"eager, by {FOLDER}={OFF}"
     if (reason := uncapturable_reason(model) if on_gpu else uncompilable_reason(model)) is not None:
         return f"eager, since it {reason}"
     if on_gpu:
         return "captured as CUDA graphs"
-    return (
-        "compiled" if artifacts.files_of(model).are_there else "eager until they are compiled: `hf-speculative compile`"
-    )
+    in_background = "in the background or " if artifacts.pays(model) else ""
+    later = f"eager until they are compiled, {in_background}by `hf-speculative compile`"
+    return "compiled" if artifacts.files_of(model).are_there else later
 
 
 def note_decoded(models: Iterable[PreTrainedModel | None], seconds: float) -> None:

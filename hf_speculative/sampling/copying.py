@@ -1,13 +1,21 @@
 """Copy the user's own processors and criteria independently, for rows and drafts."""
 
 import copy
+import copyreg
+import enum
 import gc
 import io
+import logging
 import queue
 import threading
 import types
+from collections import deque
+from dataclasses import is_dataclass
+from functools import partial
+from pathlib import PurePath
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
@@ -31,6 +39,11 @@ COPIERS = ("fork", "deep_copy")
 ENGINES = ("xgrammar", "llguidance")
 #: types that copies keep as they are, without looking inside
 ATOMS = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.GeneratorType, Tensor)
+
+
+#: types that hold what changes, and those that never change, or not by generation
+CHANGING = (dict, list, set, bytearray, deque, Tensor, np.ndarray)
+UNCHANGED = (*SHARED, *(kind for kind in ATOMS if kind is not Tensor), logging.Logger, enum.Enum, PurePath, partial)
 
 
 class CannotCopy(TypeError):
@@ -101,20 +114,45 @@ def _is_table(value) -> bool:
 
 
 def check_apart(processors: list, criteria: list) -> None:
-    """Processors run ahead of the text, criteria do not: what both hold has no copy that serves both.
+    """Refuse processors and criteria of the user that share what may change: no copy serves both.
+
+    Processors run ahead of the text, criteria do not.
 
     Raises:
-        CannotCopy: they share an object that can change.
+        CannotCopy: they share an object, a container or a tensor.
     """
-    of_processors, of_criteria = dict[int, Any](), dict[int, Any]()
-    clone(processors, memo=of_processors)
-    clone(criteria, "stopping_criteria", of_criteria)
+    own = [
+        [one for one in parts if not type(one).__module__.startswith("transformers.")]
+        for parts in (processors, criteria)
+    ]
+    of_processors, of_criteria = ({id(value): value for value in _changeable(part)} for part in own)
     for key in of_processors.keys() & of_criteria.keys():
-        if id(shared := of_processors[key]) != key:
-            raise CannotCopy(
-                f"`logits_processor` and `stopping_criteria` share an object of type {type(shared).__name__}, which cannot be "
-                "copied for both: let each have its own."
-            )
+        raise CannotCopy(
+            f"`logits_processor` and `stopping_criteria` share an object of type {type(of_criteria[key]).__name__}, of which "
+            "no copy serves both: let each have its own."
+        )
+
+
+def _changeable(parts: list) -> list:
+    """What is reachable from `parts` and may change."""
+    found, seen, todo = [], set[int](), [*parts]
+    while todo:
+        value = todo.pop()
+        if id(value) in seen or isinstance(value, UNCHANGED):
+            continue
+        seen.add(id(value))
+        todo += gc.get_referents(value)
+        if isinstance(value, CHANGING) or (_has_attributes(value) and not _is_frozen(value)):
+            found.append(value)
+    return found
+
+
+def _has_attributes(value) -> bool:
+    return bool(getattr(value, "__dict__", None) or copyreg._slotnames(type(value)))  # type: ignore[attr-defined]
+
+
+def _is_frozen(value) -> bool:
+    return is_dataclass(value) and value.__dataclass_params__.frozen  # type: ignore[union-attr]
 
 
 def check_alike(processors: list, batch_size: int) -> None:

@@ -34,9 +34,8 @@ class AtWidths:
         if prefixes.longest < first or prefixes.shortest >= end:
             return scores
         ids = None
-        if (
-            self.forbidden is not None
-        ):  # outside of the vocabulary, they name its first or last token, left as it is then
+        # An id outside of the vocabulary names its first or last token, which is then left as it is.
+        if self.forbidden is not None:
             ids = self.forbidden.flatten().to(scores.device).clamp(0, scores.shape[-1] - 1)
         if self.written is None:
             nothing = torch.full_like(scores[0, :1], torch.nan)

@@ -20,9 +20,10 @@ FIRST_NOISE = 0.6
 OF_MACHINE, OF_MACHINE_IF_PLAIN = 0.1, 0.5
 #: times are clipped to within this factor of the expected time
 OUTLIER = 2.0
-#: the squared deviation from its expected time, in standard deviations, from which a round tells of the machine: a plain one
-#: is repeated, and another one teaches less about costs
-UNLIKELY = 4.0
+#: rounds that one counts as whose time is a standard deviation off; the squared deviation from which a plain one is repeated
+SURPRISE, UNLIKELY = 3.0, 4.0
+#: plain rounds for comparison, of all with drafts, where times vary much, and the most of them in turn
+PLAIN_SHARE, MOST_PLAIN = 1 / 16, 5.0
 #: rounds with drafts after which costs are settled
 SETTLED = 32
 #: the assumed extra cost of a tree level, in passes of a chain, until one was timed
@@ -53,16 +54,14 @@ class RoundCosts:
         """By all that is known."""
         return self._fit(num_rows).costs
 
-    def settled(self) -> Callable[[int], Costs]:
-        """Costs that no later round changes: what is assumed, or what was known once enough rounds had been timed."""
+    def settled(self) -> tuple[Callable[[int], Costs], frozenset[int]]:
+        """Costs that no later round changes: what is assumed, or what was known once enough rounds had been timed.
+
+        And the numbers of rows, rounded up, for which they are not assumed.
+        """
         known = {size: fit.costs for size, fit in list(self.fits.items()) if fit.num_timed >= SETTLED}
         self._settled = settled = known | self._settled
-        return lambda num_rows: settled.get(rounded(num_rows)) or self._assumed(rounded(num_rows))
-
-    @property
-    def settled_sizes(self) -> frozenset[int]:
-        """Numbers of rows, rounded up, whose costs `settled` no longer changes."""
-        return frozenset(self._settled)
+        return lambda num_rows: settled.get(rounded(num_rows)) or self._assumed(rounded(num_rows)), frozenset(settled)
 
     def see(self, num_rows: int, passes: int, nodes: int, seconds: float, levels: int = 0) -> None:
         """Learn from a round: `passes` of the draft, and `nodes` of `levels` levels verified in its widest row."""
@@ -70,7 +69,12 @@ class RoundCosts:
 
     def since_plain(self, num_rows: int) -> float:
         """Rounds with drafts that were timed since the last plain one. One that took an unexpected time counts as several."""
-        return self._fit(num_rows).since_plain
+        fit = self._fit(num_rows)
+        return fit.since_plain if fit.num_allowed >= 1 else 0.0
+
+    def skip_plain(self, num_rows: int) -> None:
+        """Go on without a plain round: times of this machine tell nothing, or none was taken."""
+        self._fit(num_rows).since_plain = 0.0
 
     @property
     def num_timed(self) -> int:
@@ -121,7 +125,7 @@ class _Fit:
         # A draft's cost may be several times what its weights say, but where it has none it has none.
         self.first = np.diag([0.1, costs.draft, 0.05 + costs.verify, costs.draft]) ** 2
         self.covariance, self.plain_step, self.num_timed = self.first, plain_step, 0
-        self.widths, self.since_plain = set[tuple[int, bool]](), inf
+        self.widths, self.since_plain, self.num_allowed = set[tuple[int, bool]](), inf, MOST_PLAIN
 
     @property
     def costs(self) -> Costs:
@@ -131,6 +135,7 @@ class _Fit:
     def see(self, passes: int, nodes: int, seconds: float, levels: int) -> None:
         if self.plain_step is None:
             self.plain_step = None if nodes else seconds
+            self.since_plain += 1
             return
         seen = np.array([1.0, passes, nodes, levels]) * (nodes > 0)
         expected = max(0.5, 1 + float(seen @ self.mean))
@@ -141,12 +146,16 @@ class _Fit:
             self.widths.add(width)
         uncertain = self.covariance @ seen
         variance = float(seen @ uncertain) + (noise * expected) ** 2
-        # Of the time's logarithm, over its variance: below 1 as a rule, and more where the machine has changed.
+        # In squared standard deviations: below 1 as a rule, and more where the machine has changed.
         surprise = log(steps / expected) ** 2 * expected**2 / variance
         if nodes:
-            gain = uncertain / (variance * max(1.0, surprise / UNLIKELY))
+            gain = uncertain / variance
             self.mean = self.mean + gain * (steps - expected)
             self.covariance = self.covariance - np.outer(gain, uncertain) + DRIFT * self.first
             self.num_timed, part = self.num_timed + 1, OF_MACHINE * (1 - float(gain @ seen))
-        self.since_plain = self.since_plain + max(1.0, surprise) if nodes else inf if surprise > UNLIKELY else 0.0
+            self.since_plain += max(1.0, SURPRISE * surprise)
+            self.num_allowed = min(MOST_PLAIN, self.num_allowed + PLAIN_SHARE)
+        else:
+            self.since_plain = inf if surprise > UNLIKELY else 0.0
+            self.num_allowed = max(0.0, self.num_allowed - 1)
         self.plain_step *= (steps / expected) ** part

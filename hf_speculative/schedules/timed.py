@@ -10,7 +10,7 @@ from .wrapped import WrappedSchedule
 
 #: round FIRST and every EVERY-th after it is plain, for comparison, in calls for LONG_CALL new tokens or more
 EVERY, FIRST, LONG_CALL = 64, 2, 32
-#: such rounds in turn, until one counts
+#: the most such rounds in turn, until one counts and took the expected time
 PLAIN = 5
 
 
@@ -43,7 +43,7 @@ class Timed(WrappedSchedule):
 
     def plan(self, batch: Batch) -> list[int]:
         self.counts = not batch.is_unread
-        if self.counts and self._is_due(len(batch.rows)):
+        if self.counts and not self.num_due and self._is_due(len(batch.rows)):
             self.num_due = PLAIN
         self.is_plain = self.counts and self.is_long and self.num_due > 0
         self.num_rounds += self.counts
@@ -68,10 +68,14 @@ class Timed(WrappedSchedule):
             self.schedule.update(round)
         passes = 0 if self.is_plain else passes
         counts = self.counts and self.num_first() == self.first_before
-        if self.is_plain:
-            self.num_due = 0 if counts else self.num_due - 1
         is_whole = nodes or not passes  # no tree that was drafted and not worth its pass
         if counts and is_whole and (self.is_caught_up or not passes):
             self.known.see(len(round.rows), passes, nodes, seconds, self.levels if passes else 0)
+        if self.is_plain:
+            self.num_due -= 1
+            if counts and (self.settled is not None or self.known.since_plain(len(round.rows)) < EVERY):
+                self.num_due = 0
+            elif not self.num_due:
+                self.known.skip_plain(len(round.rows))
         if not self.is_plain:  # behind which a draft reads one token more
             self.is_caught_up = passes > 0

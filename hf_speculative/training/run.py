@@ -229,7 +229,7 @@ class Run:
         if self.settings.kind != "draft" and len(self.examples) < FEW_ANSWERS:
             self.watch.say(
                 f"{len(self.examples)} answers are too few for a draft that begins anew: give more `minutes`, "
-                "prompts or `answers_per_prompt`."
+                "prompts or `answers_per_prompt`, or take `head='tables'`, which learns from few."
             )
         every = max(1, (result.num_steps - num_done) // self.settings.num_evaluations)
         trainer = self._trainer(result.num_steps, every, is_new=checkpoint is None)

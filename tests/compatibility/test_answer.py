@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import pytest
 import torch
@@ -22,19 +23,23 @@ def test_the_path_and_its_proof(model_type):
 
 
 def test_how_passes_run_and_why_no_faster(monkeypatch):
+    monkeypatch.delenv("HF_SPECULATIVE_PASSES", raising=False)
     found = {name: hs.check(build("causal", name)).target.passes for name in ("llama", "qwen3_next", "bloom")}
-    assert found["llama"] == "eager until they are compiled: `hf-speculative compile`" and found["bloom"] is None
+    assert re.fullmatch(r"eager until they are compiled, .*by `hf-speculative compile`", found["llama"])
+    assert found["bloom"] is None
     assert found["qwen3_next"] == "eager, since it has recurrent layers, whose states compiled passes do not keep"
     model = tiny.llama()
     monkeypatch.setattr(execution, "device_of", lambda model: torch.device("cuda", 0))
     assert execution.described_passes(model) == "captured as CUDA graphs"
-    with torch.autocast("cuda", enabled=False), monkeypatch.context() as patch:
+    with monkeypatch.context() as patch:
         patch.setattr(torch, "is_autocast_enabled", lambda kind: True)
         assert "eager, since it runs under autocast" in execution.described_passes(model)
+    with monkeypatch.context() as patch:
+        patch.setenv("HF_SPECULATIVE_PASSES", "off")
+        assert execution.described_passes(model) == "eager, by HF_SPECULATIVE_PASSES=off"
     monkeypatch.setattr(execution, "failed_on", {torch.device("cuda", 0)})
     assert "where a capture failed" in execution.described_passes(model)
-    monkeypatch.undo()
-    monkeypatch.setattr(execution, "device_of", lambda model: torch.device("cuda", 0))
+    monkeypatch.setattr(execution, "failed_on", set())
     model.model.layers[0].register_forward_hook(lambda module, args, output: None)
     assert "has hooks or functions of its user" in execution.described_passes(model)
 

@@ -1,9 +1,11 @@
 """What the user's processors and criteria remember: copied for rows and drafts, kept in step with the objects themselves."""
 
 import queue
+import re
 import threading
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from types import GeneratorType, SimpleNamespace
 
@@ -317,11 +319,38 @@ def test_a_processor_and_a_criterion_that_share_a_memory(target, draft, batch_si
 
     inputs = tiny.prompts(batch_size)
     expected = plain(target, inputs, **sharing())
-    with pytest.warns(UserWarning, match="share an object of type Budget, which cannot be copied for both"):
+    with pytest.warns(UserWarning, match="share an object of type Budget, of which no copy serves both"):
         found = ours(target, inputs, **sharing(), draft_model=draft)
     assert expected.shape[1] == 7 + 8 and found.tolist() == expected.tolist()
     with pytest.raises(TypeError, match="let each have its own"):
         next(hs.generate_batches(target, [[5, 6]], draft_model=draft, max_new_tokens=4, **sharing()))
+
+
+@dataclass(frozen=True)
+class Constant:
+    number: int = 8
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        Constant(),
+        torch.device("cpu"),
+        Path("a"),
+        (1, 2),
+        frozenset([1]),
+        re.compile("a"),
+        tiny.llama().generation_config,
+    ],
+    ids=lambda held: type(held).__name__,
+)
+def test_what_does_not_change_may_be_shared(target, draft, held):
+    processor, criterion = Budget(8), Spent(Budget(99))
+    processor.held = criterion.held = held
+    criterion.waiting = queue.Queue()  # which cannot be copied, and need not be for a single row
+    with hs.record() as stats:
+        ours(target, tiny.prompts(1), logits_processor=[processor], stopping_criteria=[criterion], draft_model=draft)
+    assert stats.num_draft_tokens
 
 
 class Shuffled(LogitsProcessor):

@@ -88,7 +88,7 @@ def mean(values):
 
 @pytest.mark.parametrize("num_rows", [1, 4])
 @pytest.mark.parametrize("num_tokens", slow_but([48, 128, 512], 128))
-@pytest.mark.parametrize("name", COSTS)
+@pytest.mark.parametrize("name", slow_but([*COSTS], "cheap", "jump"))
 def test_close_to_the_best_constant_length(name, num_tokens, num_rows, clock):
     """Over useless to nearly perfect drafts, of a pair whose costs are learned from its own calls."""
     true, regrets = COSTS[name], []
@@ -190,7 +190,11 @@ def timed_rounds(rounds, levels=0, firsts=()):
         seen.append(round)
         plain.append(around.is_plain)
 
-    known = SimpleNamespace(see=see, since_plain=lambda num_rows: 0 if any(plain) else math.inf)
+    known = SimpleNamespace(
+        see=see,
+        since_plain=lambda num_rows: 0 if any(plain) else math.inf,
+        skip_plain=lambda num_rows: plain.append(True),
+    )
     around = Timed(Adaptive(4), known, num_first)
     around.begin(batch_at([0]), lambda num_rows: Costs(0.0, 0.1))
     around.schedule.num_levels = lambda batch: levels
@@ -215,8 +219,8 @@ def plain_rounds(num_calls, clock, settles=False, num_tokens=300):
     """How many rounds of each call are plain where drafts pay in all of them."""
     learned, costs, found = None, RoundCosts(0.05, lambda rows: 0.05), []
     for seed in range(num_calls):
-        known = costs.settled() if settles else costs
-        schedule = Timed(Adaptive(), costs, settled=costs.settled_sizes if settles else None)
+        known, sizes = costs.settled() if settles else (costs, None)
+        schedule = Timed(Adaptive(), costs, settled=sizes)
         _, lengths = simulate(schedule, Costs(0.05, 0.05), [0.9], num_tokens, seed, clock, known, learned)
         found.append(lengths[1:-2].count(0))
     return found
@@ -226,6 +230,17 @@ def test_plain_rounds_come_after_many_drafts_not_in_every_call(clock):
     """A call of 40 tokens has some ten rounds: a plain one in each would take 6 % of it."""
     assert 2 <= sum(plain_rounds(20, clock, num_tokens=40)) <= 5
     assert 2 <= sum(plain_rounds(4, clock)) <= 6, "of some 60 rounds each"
+
+
+def test_a_machine_whose_plain_rounds_tell_nothing_has_few_of_them(clock, monkeypatch):
+    """Of which half of the rounds take twice as long, and passes of which none is ever timed."""
+    own, rng = Costs.steps, random.Random(0)
+    monkeypatch.setattr(Costs, "steps", lambda costs, *n: own(costs, *n) * (1 + rng.randrange(2)))
+    assert sum(plain_rounds(20, clock, num_tokens=128)) < 60, "of some 500"
+    first = iter(range(10**6))
+    schedule = Timed(Adaptive(), RoundCosts(0.05, lambda rows: 0.05), lambda: next(first))
+    _, lengths = simulate(schedule, Costs(0.05, 0.05), [0.9], 600, 0, clock, lambda num_rows: Costs(0.05, 0.05))
+    assert 2 <= lengths[1:-2].count(0) <= 8
 
 
 def test_costs_that_are_settled_need_no_plain_rounds(clock):

@@ -20,7 +20,7 @@ def run_as(monkeypatch, **execution) -> None:
 def fix_costs(monkeypatch, costs: Costs) -> None:
     """All calls take rounds to cost so much, whatever the clock says."""
     monkeypatch.setattr(RoundCosts, "__call__", lambda self, num_rows: costs)
-    monkeypatch.setattr(RoundCosts, "settled", lambda self: lambda num_rows: costs)
+    monkeypatch.setattr(RoundCosts, "settled", lambda self: (lambda num_rows: costs, frozenset()))
 
 
 def weights(model) -> dict[str, torch.Tensor]:
