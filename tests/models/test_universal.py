@@ -22,6 +22,7 @@ from hf_speculative.models.rollback import Crop, Snapshot
 from hf_speculative.types import Batch
 from tests.architectures.check import build, prompts
 from tests.support import tiny
+from tests.support.cases import slow_but
 from tests.support.plain import agrees
 
 #: one a kind of state: encoder-decoder with relative and learned positions, ALiBi, positions from the cache's length,
