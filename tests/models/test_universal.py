@@ -22,7 +22,6 @@ from hf_speculative.models.rollback import Crop, Snapshot
 from hf_speculative.types import Batch
 from tests.architectures.check import build, prompts
 from tests.support import tiny
-from tests.support.cases import slow_but
 from tests.support.plain import agrees
 
 #: one a kind of state: encoder-decoder with relative and learned positions, ALiBi, positions from the cache's length,
@@ -216,7 +215,9 @@ def test_a_draft_with_a_shorter_context_falls_back_to_plain():
     assert stats.num_draft_tokens > 0 and stats.draft_acceptance_rate == 1 and stats.num_target_forwards > 12
 
 
-@pytest.mark.parametrize(("mapping", "name"), slow_but([("seq2seq", "bart"), ("causal", "gpt2")], ("seq2seq", "bart")))
+@pytest.mark.parametrize(
+    ("mapping", "name"), [("seq2seq", "bart"), pytest.param("causal", "gpt2", marks=pytest.mark.slow)]
+)
 def test_up_to_the_last_position(mapping, name):
     """A row near the end is fed along while others draft further: there is no position beyond the table."""
     model = build(mapping, name)
