@@ -125,6 +125,8 @@ def check_apart(processors: list, criteria: list) -> None:
         [one for one in parts if not type(one).__module__.startswith("transformers.")]
         for parts in (processors, criteria)
     ]
+    if not all(own):
+        return
     of_processors, of_criteria = ({id(value): value for value in _changeable(part)} for part in own)
     for key in of_processors.keys() & of_criteria.keys():
         raise CannotCopy(
