@@ -117,10 +117,10 @@ def attach(
 ) -> PreTrainedModel:
     """Give `model` a draft, so that every caller of `model.generate` speculates, until `detach`.
 
-    Only this object changes: not its class, not its config. `copy.deepcopy` of it has a draft of its own, `copy.copy` decodes by
-    the original. A call may still choose: `draft_model=other`, or `draft_model=None` for plain decoding. On a CPU both models run
-    faster as well (`optimize`): within the rounding of their number format, tokens, weights, gradients and files are what they
-    are without. docs/optimize.md says how.
+    Only this object changes: not its class, not its config. `copy.deepcopy` of it has a draft of its own; `copy.copy` decodes
+    by the original. A call may still choose: `draft_model=other`, or `draft_model=None` for plain decoding. On a CPU both
+    models run faster as well (`optimize`): within the rounding of their number format, tokens, weights, gradients and files
+    are what they are without. docs/optimize.md says how.
 
     Args:
         model: the target.

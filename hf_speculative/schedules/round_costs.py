@@ -72,9 +72,9 @@ class RoundCosts:
         fit = self._fit(num_rows)
         return fit.since_plain if fit.num_allowed >= 1 else 0.0
 
-    def skip_plain(self, num_rows: int) -> None:
-        """Go on without a plain round: times of this machine tell nothing, or none was taken."""
-        self._fit(num_rows).since_plain = 0.0
+    def spend(self, num_rows: int) -> None:
+        """A plain round that did not count."""
+        self._fit(num_rows).spend()
 
     @property
     def num_timed(self) -> int:
@@ -133,9 +133,9 @@ class _Fit:
         return Costs(draft, verify, start, level)
 
     def see(self, passes: int, nodes: int, seconds: float, levels: int) -> None:
+        self.num_allowed = min(MOST_PLAIN, self.num_allowed + PLAIN_SHARE)
         if self.plain_step is None:
             self.plain_step = None if nodes else seconds
-            self.since_plain += 1
             return
         seen = np.array([1.0, passes, nodes, levels]) * (nodes > 0)
         expected = max(0.5, 1 + float(seen @ self.mean))
@@ -154,8 +154,10 @@ class _Fit:
             self.covariance = self.covariance - np.outer(gain, uncertain) + DRIFT * self.first
             self.num_timed, part = self.num_timed + 1, OF_MACHINE * (1 - float(gain @ seen))
             self.since_plain += max(1.0, SURPRISE * surprise)
-            self.num_allowed = min(MOST_PLAIN, self.num_allowed + PLAIN_SHARE)
         else:
             self.since_plain = inf if surprise > UNLIKELY else 0.0
-            self.num_allowed = max(0.0, self.num_allowed - 1)
+            self.spend()
         self.plain_step *= (steps / expected) ** part
+
+    def spend(self) -> None:
+        self.num_allowed = max(0.0, self.num_allowed - 1)

@@ -5,13 +5,11 @@ from collections.abc import Callable, Container
 
 from ..interfaces import Schedule
 from ..types import Batch, Costs, Round
-from .round_costs import RoundCosts, rounded
+from .round_costs import MOST_PLAIN, RoundCosts, rounded
 from .wrapped import WrappedSchedule
 
 #: round FIRST and every EVERY-th after it is plain, for comparison, in calls for LONG_CALL new tokens or more
 EVERY, FIRST, LONG_CALL = 64, 2, 32
-#: the most such rounds in turn, until one counts and took the expected time
-PLAIN = 5
 
 
 class Timed(WrappedSchedule):
@@ -33,9 +31,8 @@ class Timed(WrappedSchedule):
         settled: Container[int] | None = None,
     ):
         super().__init__(schedule)
-        self.known, self.num_first, self.settled, self.num_rounds = known, num_first, settled, 0
+        self.known, self.num_first, self.settled, self.num_rounds, self.num_vain = known, num_first, settled, 0, 0
         self.counts = self.is_caught_up = self.is_plain = self.is_long = False
-        self.num_due = 0
 
     def begin(self, batch: Batch, costs: Callable[[int], Costs]) -> None:
         super().begin(batch, costs)
@@ -43,9 +40,7 @@ class Timed(WrappedSchedule):
 
     def plan(self, batch: Batch) -> list[int]:
         self.counts = not batch.is_unread
-        if self.counts and not self.num_due and self._is_due(len(batch.rows)):
-            self.num_due = PLAIN
-        self.is_plain = self.counts and self.is_long and self.num_due > 0
+        self.is_plain = self.counts and self.is_long and self._is_due(len(batch.rows))
         self.num_rounds += self.counts
         self.first_before = self.num_first()
         self.started = time.perf_counter()
@@ -59,7 +54,7 @@ class Timed(WrappedSchedule):
     def _is_due(self, num_rows: int) -> bool:
         if self.settled is None:
             return self.num_rounds >= FIRST and self.known.since_plain(num_rows) >= EVERY
-        return self.num_rounds % EVERY == FIRST and rounded(num_rows) not in self.settled
+        return (self.num_rounds - self.num_vain) % EVERY == FIRST and rounded(num_rows) not in self.settled
 
     def update(self, round: Round) -> None:
         seconds, nodes = time.perf_counter() - self.started, max(round.num_drafted)
@@ -71,11 +66,8 @@ class Timed(WrappedSchedule):
         is_whole = nodes or not passes  # no tree that was drafted and not worth its pass
         if counts and is_whole and (self.is_caught_up or not passes):
             self.known.see(len(round.rows), passes, nodes, seconds, self.levels if passes else 0)
-        if self.is_plain:
-            self.num_due -= 1
-            if counts and (self.settled is not None or self.known.since_plain(len(round.rows)) < EVERY):
-                self.num_due = 0
-            elif not self.num_due:
-                self.known.skip_plain(len(round.rows))
+        if self.is_plain and not counts:  # the next one is, unless none ever counts
+            self.num_vain += self.num_vain < MOST_PLAIN
+            self.known.spend(len(round.rows))
         if not self.is_plain:  # behind which a draft reads one token more
             self.is_caught_up = passes > 0
