@@ -8,7 +8,7 @@ seeds mean what they mean there. But only `batch_size` of its rows run at a time
 import inspect
 import time
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -159,7 +159,7 @@ class _Run:
 
     def _window(self, prompts: list[tuple[int, list[int]]]) -> Generator[Completion, None, None]:
         new_ids: list[list[int]] = [[] for _ in prompts]
-        with closing(self._rounds(*map(list, zip(*prompts, strict=True)))) as rounds:
+        with closing(self._rounds(prompts)) as rounds:
             for round, counts in rounds:
                 self.follow(round, [prompts[row][0] for row in round.rows])
                 for row, tokens, is_done in zip(round.rows, round.tokens, round.done, strict=True):
@@ -171,17 +171,16 @@ class _Run:
     def follow(self, round: Round, indices: list[int]) -> None:
         """Take note of a round, of the prompts with these `indices`."""
 
-    def _rounds(
-        self, indices: Sequence[int], prompts: list[list[int]]
-    ) -> Generator[tuple[Round, Statistics], None, Any]:
+    def _rounds(self, prompts: list[tuple[int, list[int]]]) -> Generator[tuple[Round, Statistics], None, Any]:
         """One call of the model's own `generate`, a round at a time."""
-        input_ids, mask = padded(prompts, self.pad, left=not self.model.config.is_encoder_decoder)
+        is_left = not self.model.config.is_encoder_decoder
+        input_ids, mask = padded([ids for _, ids in prompts], self.pad, left=is_left)
         device = device_of(self.model)
         # What a processor remembers of a window's first row must not reach the next window.
         processors = clone(list(self.kwargs.get("logits_processor") or []))
         given = {"input_ids": input_ids.to(device), "attention_mask": mask.to(device), "logits_processor": processors}
         if (allowed := self.kwargs.get("prefix_allowed_tokens_fn")) is not None:
-            given["prefix_allowed_tokens_fn"] = lambda row, ids: allowed(indices[row], ids)
+            given["prefix_allowed_tokens_fn"] = lambda row, ids: allowed(prompts[row][0], ids)
         return self.plain_generate(**self.kwargs | given, custom_generate=SpeculativeDecoding(self.options).rounds)
 
 

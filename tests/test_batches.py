@@ -167,16 +167,16 @@ def test_guidance_goes_in_batches(target, draft):
 
 
 @pytest.mark.parametrize("eos", [(60, 3), torch.tensor([60, 3]), -1])
-def test_end_tokens_as_generate_takes_them(target, draft, eos):
+def test_end_tokens_as_generate_takes_them(target, draft, eos, monkeypatch):
     kwargs = {"eos_token_id": eos, "max_new_tokens": 6}
-    target.generation_config.pad_token_id = None
+    monkeypatch.setattr(target.generation_config, "pad_token_id", None)
     assert refilled(target, PROMPTS[:3], 2, draft_model=draft, **kwargs) == alone(target, PROMPTS[:3], **kwargs)
 
 
 @pytest.mark.parametrize("more", [{}, {"guidance_scale": 1.5}])
 def test_allowed_tokens_are_asked_for_by_the_number_of_the_prompt(target, draft, more):
     kwargs = {"max_new_tokens": 2, "do_sample": False, "prefix_allowed_tokens_fn": lambda number, ids: [30 + number]}
-    found = hs.generate_batches(target, PROMPTS[:5], batch_size=2, draft_model=draft, **kwargs, **more)
+    found = hs.generate_batches(target, PROMPTS[:5], batch_size=2, window=2, draft_model=draft, **kwargs, **more)
     assert {done.index: done.new_ids for done in found} == {i: [30 + i] * 2 for i in range(5)}
 
 

@@ -360,7 +360,7 @@ class Shuffled(LogitsProcessor):
         self.generator = torch.Generator().manual_seed(5)
 
     def __call__(self, input_ids, scores):
-        return scores + 3 * torch.randn(scores.shape[-1], generator=self.generator)
+        return scores + torch.randn(scores.shape[-1], generator=self.generator) / 4
 
 
 def test_a_processor_with_a_generator(target, draft):
