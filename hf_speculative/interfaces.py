@@ -31,6 +31,7 @@ class CachedModel:
         keeps_done: it is known what is cached of rows that are done, which `store` needs.
         reads_alone: each prompt is read in a pass of its own.
         max_columns: of a pass over draft tokens; `None`: any number.
+        window: it reads no more tokens of a row than this, its first and last ones; `None`: all.
     """
 
     num_forwards: int = 0
@@ -38,6 +39,7 @@ class CachedModel:
     shares_prefixes: bool = False
     reads_alone: bool = False
     max_columns: int | None = None
+    window: int | None = None
     keeps_rows_together: bool = False
     takes_trees: bool = False
     keep: tuple[str, ...] = ()

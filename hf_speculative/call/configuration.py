@@ -35,6 +35,7 @@ class SpeculativeConfig:
     tree_depth: int | None = None
     corpus: Any = None
     suffix_decoding_max_cached_requests: int | None = None
+    draft_window: int | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
     draft_tokenizer: PreTrainedTokenizerBase | None = None
     vocabulary_mapping: str | None = None

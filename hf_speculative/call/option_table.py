@@ -138,6 +138,10 @@ GROUPS = {
                page="no-draft-model.md"),
         Option("speculation_type", Name(("dflash",)), _AS_CONFIGURED, "found by the draft's config",
                "transformers' name for the kind of `draft_model`, checked where given.", page="self-drafting.md"),
+        Option("draft_window", WholeNumber("is too few to draft from: give 16 or more, or leave it out.", minimum=16), _SETTING,
+               "the whole text; a window where that is longer than the draft model takes",
+               "How many tokens of a text a draft model reads and keeps at most, the first four and the last ones, so that its "
+               "memory and time do not grow with the text.", page="choose-a-draft.md#long-texts"),
         Option("tokenizer", _TOKENIZER, (CALL, CONFIG), "found beside the models, where their vocabularies differ",
                "The target's tokenizer, where the draft has another one; also for `stop_strings`.",
                without_draft=HANDED_ON, page="different-tokenizers.md"),

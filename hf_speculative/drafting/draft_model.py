@@ -64,6 +64,8 @@ class DraftModel(ModelDrafter, AutoregressiveDrafter):
         self.model.rollback(batch)
 
 
+#: positions behind a window that are left to draft tokens
+ROOM = 64
 LOOKBEHINDS = ("target_lookbehind", "assistant_lookbehind")
 
 
@@ -76,6 +78,7 @@ class DraftModelSource(GivenModelSource):
     vocabulary_mapping: str | None = None
     target_lookbehind: int = LOOKBEHIND
     assistant_lookbehind: int = LOOKBEHIND
+    draft_window: int | None = None
     in_call: Collection[str] = ()
 
     method = "draft_model"
@@ -108,6 +111,12 @@ class DraftModelSource(GivenModelSource):
 
     def check(self, model: PreTrainedModel) -> None:
         models.checks.check_model(self.draft_model, "draft_model")
+        limit, window = models.max_positions_of(self.draft_model), self.draft_window
+        if limit is not None and window is not None and window > limit - ROOM:
+            raise ValueError(
+                f"`draft_window={window}` is more than `draft_model` takes: {limit} tokens, {ROOM} of them for drafts. Give at "
+                f"most {limit - ROOM}."
+            )
 
     def check_ids(self, model: PreTrainedModel) -> None:
         if self.draft_tokenizer is not None:
@@ -139,7 +148,14 @@ class DraftModelSource(GivenModelSource):
         is_ragged = models.choose(draft, is_draft=True).name == "ragged"
         if cached is None and is_ragged and (has_own_text or call.inputs.prompt.is_left_padded):
             # It may be shown tokens that it has no embedding for, where the target's vocabulary is padded further.
-            cached = ragged_model(draft, True, call.execution)
+            cached = self._in_window(
+                ragged_model(draft, True, call.execution), call.inputs.generation_config.max_length
+            )
+        elif self.draft_window is not None:
+            raise ValueError(
+                f"`draft_window={self.draft_window}` has no effect in this call, in which {type(draft).__name__} takes the "
+                "universal path, or reads more than ids: leave it out."
+            )
         elif cached is None:
             cached = self._on_universal_path(call, has_own_text)
         max_positions = models.max_positions_of(draft)
@@ -155,6 +171,13 @@ class DraftModelSource(GivenModelSource):
             draft_lookbehind=self.assistant_lookbehind,
         )
         return (StringMatch if strategy == "strings" else TokenIntersection)(cached, translation, max_positions)
+
+    def _in_window(self, cached: models.RaggedModel, max_length: int) -> CachedModel:
+        """The draft with a window, where one was given or a text of `max_length` is too long for it."""
+        limit, window = models.max_positions_of(self.draft_model), self.draft_window
+        if window is None and limit is not None and max_length > limit >= 2 * ROOM:
+            window = limit - ROOM
+        return cached if window is None or window >= max_length else models.WindowedModel(cached, window)
 
     def _strategy(self, call: BuildContext) -> str:
         """How the draft proposes, see `VocabularyMatch`.

@@ -53,10 +53,13 @@ class ModelDrafter(Drafter):
         """`num_tokens`, as far as the model can take `batch`, in its own ids."""
         if self.max_positions is None:
             return num_tokens
+        longest = max(map(len, batch.history))
+        if self.model.window is not None:
+            longest = min(longest, self.model.window)
         # The last proposal is never fed, so n proposals need length + n - 1 positions.
         # A longer row could not even be caught up: the whole batch goes plain.
-        longest = max(0, self.max_positions + 1 - max(map(len, batch.history)))
-        return [min(n, longest) for n in num_tokens]
+        room = max(0, self.max_positions + 1 - longest)
+        return [min(n, room) for n in num_tokens]
 
 
 class OtherVocabulary(ModelDrafter):
@@ -100,7 +103,8 @@ class OtherVocabulary(ModelDrafter):
         width = max(map(len, texts))
         padding = [width - len(text) for text in texts]
         ids = uploaded([[0] * pad + text for pad, text in zip(padding, texts, strict=True)], batch.tokens.device)
-        return transcripts, Batch(ids, padding, self.max_positions or ENDLESS, texts)
+        limit = self.max_positions if self.model.window is None else None
+        return transcripts, Batch(ids, padding, limit or ENDLESS, texts)
 
     def follow_text(self, batch: Batch, drafted: list[list[int]] | None = None) -> None:
         """End a round: read the committed tokens, and roll back the draft's cache beyond them."""

@@ -58,7 +58,7 @@ def example_pair(
 
 def place_of_example(name: str) -> str:
     """The repository of an example, or the folder of its dequantised weights, which is made if need be."""
-    folder = Path(HF_HOME) / "hf_speculative" / "examples" / name
+    folder = _kept(name)
     if isinstance(try_to_load_from_cache(REPOSITORY, "model.safetensors"), str):
         return REPOSITORY
     if not (folder / "config.json").exists():
@@ -66,6 +66,16 @@ def place_of_example(name: str) -> str:
             return REPOSITORY
         _dequantise(folder)
     return str(folder)
+
+
+def _kept(name: str) -> Path:
+    """The folder of an example's dequantised weights."""
+    return Path(HF_HOME) / "hf_speculative" / "examples" / name
+
+
+def short_name(place: str) -> str:
+    """The name of the example whose dequantised weights lie in the folder `place`; another place as it is."""
+    return next((name for name in EXAMPLES if Path(place) == _kept(name)), place)
 
 
 def _is_reachable() -> bool:

@@ -21,3 +21,4 @@ from .static import StaticModel
 from .traced import MAX_COLUMNS
 from .universal import TextModel, UniversalModel
 from .verified_types import fits_trees, has_tested_modules, is_tested_multimodal, is_tested_ragged, is_tested_universal
+from .windowed import WindowedModel

@@ -66,9 +66,14 @@ class Meter:
             total += of_process
         return total
 
-    def __call__(self, target: PreTrainedModel, draft: Any) -> dict[str, float]:
-        """Metrics of a Trainer: for each way the acceptance length and the rate at each position."""
-        ways = {GREEDY: replace(self.use, temperature=0.0)} | ({SAMPLED: self.use} if self.use.temperature else {})
+    def __call__(self, target: PreTrainedModel, draft: Any, only_use: bool = False) -> dict[str, float]:
+        """Metrics of a Trainer: for each way the acceptance length and the rate at each position.
+
+        Args:
+            only_use: leave out greedy decoding where the target is sampled from.
+        """
+        ways = {SAMPLED: self.use} if self.use.temperature else {}
+        ways = ways if ways and only_use else {GREEDY: replace(self.use, temperature=0.0)} | ways
         metrics: dict[str, float] = {}
         for way, use in ways.items():
             counts = self.measure(target, draft, use)

@@ -50,6 +50,7 @@ class Trained:
         curve: of the held-out prompts, by step.
         losses: `(step, loss)`.
         best_step: the step whose weights were kept.
+        untrained: what `draft_model="auto"` brings, which needs no training.
     """
 
     folder: Path
@@ -64,6 +65,7 @@ class Trained:
     curve: list[Point] = field(default_factory=list)
     losses: list[tuple[int, float]] = field(default_factory=list)
     best_step: int | None = None
+    untrained: Point | None = None
 
     @property
     def main(self) -> str:
@@ -88,7 +90,7 @@ class Trained:
         """Takes over what a Trainer logged."""
         self.losses = [(entry["step"], float(entry["loss"])) for entry in log_history if "loss" in entry]
         entries = {entry["step"]: entry for entry in log_history if "eval_acceptance_length" in entry}
-        self.curve = [_point(step, entry) for step, entry in sorted(entries.items())]
+        self.curve = [point_of(step, entry) for step, entry in sorted(entries.items())]
 
     def to_dict(self) -> dict[str, Any]:
         return without_nan(asdict(self) | {"folder": str(self.folder)})
@@ -120,16 +122,18 @@ class Trained:
             values = json.loads((folder / FILE).read_text())
             points = [Point(**point) for point in values["curve"]]
             losses = [(step, loss) for step, loss in values["losses"]]
-            return cls(**values | {"folder": folder, "curve": points, "losses": losses})
+            untrained = Point(**values["untrained"]) if values.get("untrained") else None
+            return cls(**values | {"folder": folder, "curve": points, "losses": losses, "untrained": untrained})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{folder} holds no run that can be read ({error}): name another.") from error
 
 
-def _point(step: int, entry: dict[str, Any]) -> Point:
+def point_of(step: int, entry: dict[str, Any]) -> Point:
+    """Metrics of a `Meter`."""
     ways = [way for way in (GREEDY, SAMPLED) if entry.get(f"eval_{way}_acceptance_length") is not None]
     lengths = {way: float(entry[f"eval_{way}_acceptance_length"]) for way in ways}
     num_tokens = {way: int(entry[f"eval_{way}_num_tokens"]) for way in ways}
-    prefixes = {way: f"eval_{way}_position_" for way in ways}  # of metrics that a `Meter` gives in order
+    prefixes = {way: f"eval_{way}_position_" for way in ways}  # which come in order
     positions = {way: [float(v) for n, v in entry.items() if n.startswith(prefixes[way])] for way in ways}
     return Point(step, lengths, positions, num_tokens)
 

@@ -31,7 +31,7 @@ from .deadline import ANSWERING, PROMPTING, Deadline, Pace, Watch
 from .examples import Collator, Example, unique
 from .own_prompts import PROMPTS, write_prompts
 from .prompts import Data, read_data
-from .results import FILE, Trained, name_of
+from .results import FILE, Point, Trained, name_of, point_of
 from .settings import TABLES, Settings
 from .store import StoredTeacher
 from .student import Student
@@ -93,6 +93,7 @@ class Run:
     watch: Watch
     store: str | Path | None = None
     most_draft_tokens: int | None = None
+    untrained: Point | None = None
 
     def __post_init__(self):
         minutes = self.settings.minutes
@@ -203,6 +204,11 @@ class Run:
         else:
             self.teacher = teacher = StoredTeacher(self.target, self.student.hidden_layers, Path(self.store))
             self._record(teacher)
+        if self.before is not None:
+            self.untrained = self.before.untrained
+        else:
+            self.watch.part("measuring a draft without training")
+            self.untrained = point_of(0, self._meter()(self.target, "auto", only_use=True))
         trainer = self._trainer(1, 1)
         self.watch.part("timing a step")
         self.step_seconds = self.processes.gather([trainer.step_seconds(self.deadline.seconds)])[0]
@@ -335,4 +341,5 @@ class Run:
             environment=environment(self.target),
             num_parameters=self.num_parameters,
             num_steps=num_steps,
+            untrained=self.untrained,
         )

@@ -5,9 +5,11 @@ import shlex
 from pathlib import Path
 
 from ..command.arguments import Reading
+from ..embedded.examples import short_name
 from ..hub import card_text
 from ..measuring import plan
 from ..measuring.render.result_table import DASH, Line, Table
+from ..names import EXAMPLES
 from ..reports.formats import number, percent, plural
 from .acceptance import GREEDY, SAMPLED
 from .results import EMBEDDED_TARGET, Point, Trained
@@ -43,7 +45,12 @@ def summary(result: Trained) -> str:
     found = f"{first} before, {last} after {plural(result.best_step or 0, 'step')}"
     if result.has_no_steps:
         found = f"{first} without tables, {last} with them"
-    return f"Acceptance length on held-out prompts, {way_name(result, result.main)}: {found}."
+    found = f"Acceptance length on held-out prompts, {way_name(result, result.main)}: {found}."
+    if (other := result.untrained) is not None and not is_too_short(other, result.main):
+        free, own = other.acceptance_length[result.main], after.acceptance_length[result.main]
+        advice = ": train on more answers, or use that" if free >= own else ""
+        found += f" `draft_model='auto'`, without training, has {number(free)}{advice}."
+    return found
 
 
 def facts(result: Trained) -> dict[str, str]:
@@ -72,8 +79,9 @@ def facts(result: Trained) -> dict[str, str]:
 def acceptance(result: Trained) -> Table:
     """Acceptance before and after: the length, then each position."""
     lines = []
-    for way, (name, point) in itertools.product(ways(result), (("before", result.before), ("after", result.after))):
-        if point is not None:
+    points = {"before": result.before, "after": result.after, "auto, without training": result.untrained}
+    for way, (name, point) in itertools.product(ways(result), points.items()):
+        if point is not None and way in point.acceptance_length:
             rates = enumerate(point.by_position[way], start=1)
             by_position = {str(n): DASH if is_too_short(point, way) else percent(rate) for n, rate in rates}
             figures = {"acceptance length": _length(point, way), **by_position}
@@ -103,9 +111,9 @@ def next_lines(result: Trained, reading: Reading) -> list[str]:
         reading: how the prompts were read.
     """
     draft = str(result.folder)
-    is_embedded = result.target == EMBEDDED_TARGET
-    target = "embedded" if is_embedded else result.target
-    loaded = "hs.embedded_pair()[0]" if is_embedded else f"AutoModelForCausalLM.from_pretrained({target!r})"
+    target = "embedded" if result.target == EMBEDDED_TARGET else short_name(result.target)
+    ours = {"embedded": "hs.embedded_pair()[0]"} | {name: f"hs.example_pair({name!r})[0]" for name in EXAMPLES}
+    loaded = ours.get(target, f"AutoModelForCausalLM.from_pretrained({target!r})")
     options = {option: getattr(reading, option.removeprefix("--")) for option in reading.given}
     given = [[option] if value is True else [option, str(value)] for option, value in options.items()]
     source = shlex.join(["--dataset", result.data["source"], *itertools.chain(*given)])

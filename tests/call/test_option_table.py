@@ -37,7 +37,7 @@ OUT_OF_RANGE = {
     Drafts: [[]],
     Grammars: [[]],
 }
-GOOD = {WholeNumber: 3, Probability: 0.3, Flag: True}
+GOOD = {WholeNumber: 16, Probability: 0.3, Flag: True}
 BY_NAME = pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 
 

@@ -75,7 +75,9 @@ ONE_READ = {
     "recycling, trees": {"draft_model": "recycling"},
     "auto, trees": {"draft_model": "auto"},
     "beams, trees": {"draft_model": beams, "num_draft_tokens": 5},
+    "window": THREE | {"max_new_tokens": 24} | as_keywords({"draft_window": 16}),
     "graphs": THREE | as_keywords({"optimize": True}),
+    "graphs, window": THREE | {"max_new_tokens": 24} | as_keywords({"optimize": True, "draft_window": 16}),
     "graphs, sampled": SAMPLED | as_keywords({"optimize": True}),
 }
 

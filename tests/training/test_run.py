@@ -10,12 +10,12 @@ import torch
 from safetensors import SafetensorError
 
 import hf_speculative as hs
-from hf_speculative.training import arguments, deadline
+from hf_speculative.training import arguments, deadline, wording
 from hf_speculative.training import card as cards
 from hf_speculative.training import trainer as trainer_module
 from hf_speculative.training.acceptance import Meter
 from hf_speculative.training.deadline import Watch
-from hf_speculative.training.results import Trained
+from hf_speculative.training.results import Point, Trained
 from hf_speculative.training.run import Run, train
 from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.settings import Settings
@@ -118,6 +118,23 @@ def test_a_lora_on_a_draft_by_the_same_steps(trained, learn, tmp_path):
     assert again.kind == "draft model, LoRA of rank 2"
 
 
+@pytest.mark.parametrize(
+    ("free", "advice"), [(1.9, "has 1.90: train on more answers, or use that."), (1.2, "has 1.20.")]
+)
+def test_what_it_brought_beside_a_draft_without_training(trained, free, advice):
+    _, result, _ = trained
+
+    def measured(step: int, length: float) -> Point:
+        return Point(step, {"sampled": length}, {"sampled": [length - 1]}, {"sampled": 900})
+
+    curve = [measured(0, 1.02), measured(2, 1.5)]
+    result = replace(result, curve=curve, best_step=2, untrained=measured(0, free))
+    assert wording.summary(result).endswith(
+        f"1.02 before, 1.50 after 2 steps. `draft_model='auto'`, without training, {advice}"
+    )
+    assert [line.label for line in wording.acceptance(result).lines][-1].endswith("auto, without training")
+
+
 def test_what_is_kept_of_a_run(trained):
     _, result, _ = trained
     again = Trained.read(result.folder)
@@ -127,6 +144,7 @@ def test_what_is_kept_of_a_run(trained):
     assert [len(rates) for rates in result.after.by_position.values()] == [3, 3]
     best = max(point.acceptance_length["sampled"] for point in result.curve[1:])
     assert result.after.acceptance_length["sampled"] == best
+    assert [*result.untrained.num_tokens] == ["sampled"]
     assert result.data["num_prompts"] == 10 and result.data["num_held_out"] == 2 and result.seconds > 0
     state = json.loads((result.folder / "checkpoints" / "checkpoint-4" / "trainer_state.json").read_text())
     rates = [entry["learning_rate"] for entry in state["log_history"] if "learning_rate" in entry]
@@ -280,11 +298,11 @@ class Machine:
         return slow
 
 
-@pytest.mark.parametrize(("step", "measuring"), [(1.0, 2.0), (16.0, 10.0), (0.2, 30.0)])
+@pytest.mark.parametrize(("step", "measuring"), [(1.0, 2.0), (16.0, 10.0), (0.2, 24.0)])
 def test_minutes_bound_the_whole_run(step, measuring, learn, tmp_path, monkeypatch):
     machine, target = Machine(monkeypatch), tiny.llama()
     monkeypatch.setattr(DraftTrainer, "training_step", machine.slowed(DraftTrainer.training_step, step))
-    monkeypatch.setattr(Meter, "__call__", machine.slowed(Meter.__call__, measuring))
+    monkeypatch.setattr(Meter, "measure", machine.slowed(Meter.measure, measuring / 2))
     monkeypatch.setattr(DraftTrainer, "step_seconds", lambda *args: step)
     settings = {"steps": None, "minutes": 2.0, "num_evaluations": 8}
     result = learn(target, tmp_path, settings, watch=machine.watch)

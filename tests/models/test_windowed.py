@@ -1,0 +1,104 @@
+"""Draft models that read a window of the text: what they say of it, and how much they read and keep."""
+
+import pytest
+import torch
+
+import hf_speculative as hs
+from hf_speculative.call.configuration import as_keywords
+from hf_speculative.drafting import DraftModel, DynamicTreeDrafter
+from hf_speculative.drafting.draft_model import ROOM
+from hf_speculative.models import RaggedModel, WindowedModel
+from hf_speculative.models.windowed import NUM_FIRST
+from tests.architectures.check import build
+from tests.architectures.check import prompts as inputs_of
+from tests.support import tiny, tongues
+from tests.support.compared import compared
+from tests.support.plain import reproduces_plain, same_as_plain, takes_lanes
+
+WINDOW = 16
+LONG = {"max_new_tokens": 60}
+
+
+def compared_in_window(model) -> DraftModel:
+    """A drafter that is held to fresh passes over the first tokens and those that were not skipped."""
+
+    class Watched(DraftModel):
+        def step(self, batch, ahead):
+            self.rows = {id(text): row for row, text in enumerate(batch.history)}
+            return super().step(batch, ahead)
+
+    def fresh(text, path):
+        skipped = drafter.model.skipped[drafter.rows[id(text)]]
+        assert len(text) - skipped <= WINDOW and (skipped or len(text) <= WINDOW)
+        read = text[:NUM_FIRST] + text[NUM_FIRST + skipped :] + path
+        return model(torch.tensor([read])).logits[0, -1]
+
+    drafter = compared(Watched, fresh)(WindowedModel(RaggedModel(model), WINDOW))
+    return drafter
+
+
+@pytest.mark.parametrize("grows", ["chains", "trees"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "mistral"])
+@torch.no_grad()
+def test_it_says_what_a_pass_over_its_window_says(architecture, grows):
+    model = tiny.build(architecture)
+    watched = compared_in_window(tiny.noisy_copy(model, 0.05))
+    drafter = watched if grows == "chains" else DynamicTreeDrafter(watched, top_k=2, depth=3)
+    stats = same_as_plain(model, tiny.prompts(3, width=20), LONG, draft_model=drafter, num_draft_tokens=4)
+    assert watched.num_steps > 20 and stats.num_accepted_draft_tokens > 0
+    assert grows == "chains" or watched.num_levels > 10
+
+
+def test_its_cache_and_its_passes_do_not_grow():
+    model, draft = tiny.llama(positions=512), tiny.llama(positions=512)
+    prompt = tiny.prompts(1, width=300)
+    with tiny.CountForwards(draft) as forwards:
+        same_as_plain(model, prompt, LONG, draft_model=draft, num_draft_tokens=3, draft_window=64)
+    widths = [width for _, width in forwards.lengths]
+    assert widths[0] == max(widths) == (64 + NUM_FIRST) // 2, "of a prompt no more than is kept"
+    assert 1 <= sum(width > 8 for width in widths[1:]) <= 60 // 30, "read again once a half window"
+
+
+def test_rows_that_take_the_place_of_others():
+    model = tiny.llama()
+    draft = {"draft_model": tiny.noisy_copy(model), "num_draft_tokens": 3, "draft_window": WINDOW}
+    assert takes_lanes(model, tiny.texts(9, width=30), **draft).num_accepted_draft_tokens > 0
+
+
+def test_sampled_tokens_are_plain_ones():
+    model = tiny.llama()
+    draft = {"draft_model": tiny.noisy_copy(model), "num_draft_tokens": 3, "draft_window": WINDOW}
+    reproduces_plain(model, settings={"max_new_tokens": 40}, **draft)
+
+
+@pytest.mark.parametrize("mapping", ["intersection", "strings"])
+def test_drafts_with_another_tokenizer(mapping):
+    target, draft, tokenizer = tongues.pair()
+    other = tongues.renumbered(tokenizer)
+    given = tongues.speaking(tongues.moved(draft, tokenizer, other), tokenizer, other, mapping, draft_window=WINDOW)
+    prompts = tokenizer(["def add(a, b):\n", "import os\n"], return_tensors="pt", padding=True)
+    stats = same_as_plain(target, dict(prompts), LONG, **given, num_draft_tokens=3)
+    assert stats.draft_acceptance_rate > 0.2
+
+
+def test_a_text_longer_than_the_draft_takes_is_drafted_to_its_end():
+    target, short = tiny.build("gpt2", n_positions=256), tiny.build("gpt2", n_positions=2 * ROOM)
+    state = target.state_dict()
+    short.load_state_dict(state | {"transformer.wpe.weight": state["transformer.wpe.weight"][: 2 * ROOM]})
+    prompt, num_new = tiny.prompts(1, width=90), 150
+    with hs.record() as stats:
+        found = hs.generate(target, **prompt, draft_model=short, num_draft_tokens=3, max_new_tokens=num_new)
+    assert found.tolist() == target.generate(**prompt, max_new_tokens=num_new).tolist()
+    assert stats.num_spec_steps >= stats.num_rounds - 2  # the last ones have no room for a draft
+
+
+def test_windows_that_no_draft_has():
+    target, prompt = tiny.llama(), tiny.prompts(1)
+    for window, why in ((8, "16 or more"), (100, rf"takes: 128 tokens, {ROOM} of them for drafts. Give at most 64")):
+        with pytest.raises(ValueError, match=f"`draft_window={window}`.*{why}"):
+            hs.generate(target, **prompt, draft_model=target, **as_keywords({"draft_window": window}))
+    with pytest.raises(ValueError, match="`draft_window=32` has no effect on drafts by"):
+        hs.generate(target, **prompt, draft_model="suffix", **as_keywords({"draft_window": 32}))
+    model = build("seq2seq", "t5")
+    with pytest.raises(ValueError, match=r"`draft_window=32` has no effect in this call.*universal path"):
+        same_as_plain(model, inputs_of("seq2seq", model, 1), draft_model=model, draft_window=32)
