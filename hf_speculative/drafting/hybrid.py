@@ -1,6 +1,6 @@
 """Combine guesses that cost no pass with drafts of a model: in each round, whichever promises more."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from transformers import PreTrainedModel
 
@@ -76,6 +76,10 @@ class HybridSource(DraftSource):
     @property
     def label(self) -> str:
         return f"{self.paid.label} and {self.guesses.label}"
+
+    @property
+    def cost_key(self) -> Hashable:
+        return self.paid.cost_key, self.guesses.cost_key
 
     def for_model(self, model: PreTrainedModel) -> DraftSource:
         return HybridSource(self.guesses, self.paid.for_model(model))

@@ -6,7 +6,8 @@ rows share that time, so one length is chosen for all. Of a tree's levels, each 
 
 Where no draft seems to pay, the length is 0, plain decoding, unless there is credit: a share of the call, and what drafts have
 saved. So bad luck at the start does not end drafting, a text that becomes predictable is noticed, and a useless draft costs
-little. The decision depends only on earlier rounds, so the output stays exact.
+little. What plain rounds did not spend of their shares adds up over calls: costs that were too high once are tried again. The
+decision depends only on earlier rounds, so the output stays exact.
 """
 
 from collections.abc import Callable
@@ -51,8 +52,9 @@ class Adaptive(Schedule):
         self.nodes, self.typical = BestNodes(max_nodes, costs), min(FIRST_NODES, float(max_nodes))
         self.rounds_since_chain = self.rounds_since_tree = 0
         self.credit = self.saved = MOST_CREDIT
+        self.unspent = 0.0
         self.levels, self.has_drafted, self.left, self.prompt_width = 0, False, list[int](), 0
-        self.resting, self.needed = list[int](), 0.0
+        self.resting, self.needed, self.to_try, self.is_try = list[int](), 0.0, 0.0, False
 
     def begin(self, batch: Batch, costs: Callable[[int], Costs]) -> None:
         self.nodes.begin(batch, costs)
@@ -61,19 +63,19 @@ class Adaptive(Schedule):
         self.prompt_width = batch.prompt_width
 
     @property
-    def learned(self) -> tuple[Evidence, Evidence, float]:  # type: ignore[override]
-        """Of chains and trees, and plain steps that calls have saved, less what they lost."""
-        return self.chains.faded(), self.trees.faded(), min(self.saved, MOST_CREDIT)
+    def learned(self) -> tuple[Evidence, Evidence, float, float]:  # type: ignore[override]
+        """Of chains and trees, plain steps that calls have saved, less what they lost, and `unspent`."""
+        return self.chains.faded(), self.trees.faded(), min(self.saved, MOST_CREDIT), self.unspent
 
     @learned.setter
     def learned(self, learned: object) -> None:
-        chains, trees, self.saved = cast(tuple[Evidence, Evidence, float], learned)
+        chains, trees, self.saved, self.unspent = cast(tuple[Evidence, Evidence, float, float], learned)
         self.chains, self.trees, self.credit = chains.faded(), trees.faded(), min(self.credit, self.saved)
 
     def plan(self, batch: Batch) -> list[int]:
         rooms, self.levels, self.speed = self.rooms(batch), 0, 1.0
         longest = min(self.max_tokens, max(batch.rooms)) if any(rooms) else 0
-        if not longest or (batch.rows == self.resting and self.credit < self.needed):
+        if not longest or (batch.rows == self.resting and self.credit < self.needed and self.unspent < self.to_try):
             return [0] * len(rooms)
         self.left = [] if batch.refills else [batch.max_length - length for length in batch.host_lengths]
         self._refresh(batch)
@@ -117,10 +119,15 @@ class Adaptive(Schedule):
         left = max(batch.max_length - done for done in batch.host_lengths)
         if left * (1 - MARGIN / speed) > first:  # even ones lose: what is known of costs and acceptance is uncertain
             return True
-        # A draft that takes longer than what it could bring at best is not worth a try either.
-        self.needed = max(0.0, steps * (1 - speed)) + first if 1 + most > steps else inf
+        lost = max(0.0, steps * (1 - speed)) + first
+        self.to_try = 2 * lost  # so that rounds after the first one can be timed
+        if self.unspent >= self.to_try > 0:
+            self.credit, self.unspent, self.is_try = max(self.credit, self.unspent), 0.0, True
+        # A draft that takes longer than what it could bring at best is hardly worth a try.
+        self.needed = lost if self.is_try or 1 + most > steps else inf
         if self.credit >= self.needed:
             return True
+        self.is_try = False
         self.resting = [*batch.rows]  # until there is credit: nothing else that is known changes
         tokens = "1 draft token" if most == 1 else f"{most} draft tokens"
         begins = f", the first of a call {first:.0f} more," if first else ""
@@ -163,8 +170,9 @@ class Adaptive(Schedule):
             self.chains.add({row: [*kept, 0.0][:num] for row, kept, num in drafts if num})
             self.rounds_since_chain, self.rounds_since_tree = 0, self.rounds_since_tree + 1
         else:
+            self.unspent += SHARE
             return
-        costs = self.costs(len(drafts))
+        self.unspent, costs = 0.0, self.costs(len(drafts))
         gains = [1 + sum(kept) for _, kept, _ in drafts]
         saved = sum(gains) / len(gains)
         if self.left:  # until the last row is done

@@ -148,10 +148,12 @@ class _Fit:
         variance = float(seen @ uncertain) + (noise * expected) ** 2
         # In squared standard deviations: below 1 as a rule, and more where the machine has changed.
         surprise = log(steps / expected) ** 2 * expected**2 / variance
+        gain = uncertain / variance
+        self.mean = self.mean + gain * (steps - expected)
+        self.covariance = self.covariance - np.outer(gain, uncertain)
+        if np.trace(self.covariance) < np.trace(self.first):  # plain rounds do not say what drafts cost by now
+            self.covariance = self.covariance + DRIFT * self.first
         if nodes:
-            gain = uncertain / variance
-            self.mean = self.mean + gain * (steps - expected)
-            self.covariance = self.covariance - np.outer(gain, uncertain) + DRIFT * self.first
             self.num_timed, part = self.num_timed + 1, OF_MACHINE * (1 - float(gain @ seen))
             self.since_plain += max(1.0, SURPRISE * surprise)
         else:

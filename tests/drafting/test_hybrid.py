@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hf_speculative import SpeculativeConfig
+from hf_speculative.call.sources import source_of
 from hf_speculative.drafting import DynamicTreeDrafter, TreeDrafter
 from hf_speculative.drafting.merged_tree import MergedTree
 from hf_speculative.schedules import Adaptive, Costs, HybridSchedule
@@ -71,3 +72,10 @@ def test_sampled_text_keeps_its_distribution(turns):
         samples += distributions.continuations(target, options, [(5, 2, 3, 2)] * 500, **settings)
     distributions.assert_samples(samples, distributions.exact_distribution(target, (5, 2, 3, 2), **settings))
     assert min(turns.values()) > 0
+
+
+def test_its_rounds_have_costs_of_their_own():
+    """A round in which guesses join a draft takes longer than one of the draft alone."""
+    draft = tiny.llama()
+    alone, joined, others = (source_of("draft_model", value) for value in (draft, (draft, "auto"), (draft, "suffix")))
+    assert len({source.cost_key for source in (alone, joined, others)}) == 3

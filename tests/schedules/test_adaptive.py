@@ -8,6 +8,7 @@ import random
 from collections import defaultdict
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig
@@ -120,6 +121,18 @@ def test_a_useless_draft_costs_little(name, num_tokens):
         later.append(simulate(schedule, COSTS[name], [0.01], num_tokens, seed, learned=learned)[0])
         learned = ConfidenceStop(schedule, 0.1).learned
     assert mean(later[4:]) < 1.025 * num_tokens
+
+
+def test_costs_of_a_busy_machine_are_found_out(clock):
+    """A file says that a draft takes ten times what it does: by these costs no try of a short call is worth it."""
+    costs, learned, found = RoundCosts(0.1, lambda rows: 0.05), None, []
+    sure = (np.diag([0.01, 0.05, 0.01, 0.0]) ** 2).tolist()
+    costs.restore({"fits": {"1": [[0.0, 1.0, 0.05, 0.05], sure]}, "settled": {}})
+    for seed in range(20):
+        schedule = Timed(Adaptive(), costs)
+        steps, lengths = simulate(schedule, Costs(0.1, 0.05), [0.9], 96, seed, clock, costs, learned)
+        learned, found = schedule.learned, [*found, (steps, max(lengths))]
+    assert found[0][1] == 0 and mean(steps for steps, _ in found[10:]) < 96 / 2
 
 
 @pytest.mark.parametrize("name", COSTS)
