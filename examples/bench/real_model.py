@@ -52,6 +52,7 @@ def ways(load, drafts, tokenizer, exporter, folder):
         ("transformers' prompt lookup", plain, {"prompt_lookup_num_tokens": 10}, (1,)),
         *others,
         ("`attach(target)`, calls with `draft_model=None`", default, {"draft_model": None}, (1, 8)),
+        ("`attach(target, optimize=False)`", hs.attach(load(), optimize=False), {}, (1, 8)),
         ("`attach(target)`", default, {}, (1, 8)),
         *drafted,
     ]

@@ -18,7 +18,7 @@ from ..schedules import Constant
 from . import sources
 from .checks import check_settings, unwrap
 from .configuration import Options, SpeculativeConfig
-from .generation_settings import first_given, generation_configs, with_settings
+from .generation_settings import first_given, generation_configs, setting_of, with_settings
 from .option_table import (
     BITWISE,
     CONFIG,
@@ -41,6 +41,8 @@ from .option_types import shown
 DEFAULT_NUM_DRAFT_TOKENS = 5
 #: options about the draft length, the schedule's name last
 LENGTH_OPTIONS = ("num_draft_tokens", "assistant_confidence_threshold", "num_assistant_tokens_schedule")
+#: options that say how to draft: guesses join no draft beside one of them
+HOW_TO_DRAFT = (*LENGTH_OPTIONS, "schedule", "tree_top_k", "tree_depth")
 #: options that also hold for bitwise calls without a draft
 OF_PASSES = ("speculative_config", "optimize", "generator")
 
@@ -161,14 +163,28 @@ def read_options(model, kwargs: dict, attached_draft, attached_config: Speculati
     in_call = frozenset(call.said)
     source = sources.source_of(argument, first_given(draft, value), values | {"in_call": in_call})
     call.refuse_for(source, config)
+    is_free = _is_one_text(target, call.others, config) and all(values[name] is None for name in HOW_TO_DRAFT)
     return Options(
-        source=sources.with_forced_tokens(source.for_model(target), grammar is not None),
+        source=sources.with_guesses(source.for_model(target), grammar is not None, is_free),
         config=config,
         values=values,
         in_call=in_call,
         generate_kwargs=generate_kwargs,
         **_how_much(source, values),
     )
+
+
+def _is_one_text(target, kwargs: dict[str, Any], config: SpeculativeConfig) -> bool:
+    """Whether guesses from the text promise more than they cost: in batches they save a row rounds that others go on with.
+
+    And drawn drafts, of sampled calls, are kept more often than guesses are.
+    """
+    ids, copies = (
+        first_given(kwargs.get("input_ids"), kwargs.get("inputs")),
+        setting_of(target, kwargs, "num_return_sequences"),
+    )
+    is_one = not target.config.is_encoder_decoder and getattr(ids, "shape", (0,))[0] == 1 and (copies or 1) == 1
+    return is_one and (not setting_of(target, kwargs, "do_sample") or bool(config.reproducible))
 
 
 def _source(

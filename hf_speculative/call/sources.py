@@ -66,17 +66,22 @@ def source_of(argument: str, value, options: dict[str, Any] | None = None) -> Dr
     return own if guesses is None else HybridSource(cast(GuessingSource, guesses), own)
 
 
-def with_forced_tokens(source: DraftSource, has_grammar: bool) -> DraftSource:
-    """Add drafts of the tokens that the call's grammar forces to a source.
+def with_guesses(source: DraftSource, has_grammar: bool, is_free: bool) -> DraftSource:
+    """Add drafts that cost no pass to a source: what the call's grammar forces, and copies.
+
+    Args:
+        is_free: copies may be added, since nothing says how to draft.
 
     Raises:
-        ValueError: there is none, and nothing else was asked for.
+        ValueError: there is no grammar, and nothing else was asked for.
     """
     if not has_grammar and isinstance(source, GrammarSource):
         raise ValueError("`draft_model='grammar'` drafts what a grammar forces: give `grammar=` as well.")
-    if not has_grammar or source.parts or isinstance(source, GuessingSource):  # guesses heed the grammar anyway
+    if source.parts or isinstance(source, GuessingSource):  # guesses heed the grammar anyway
         return source
-    return HybridSource(GrammarSource(GrammarSource.method), source)
+    if is_free and source.takes_guesses:
+        return HybridSource(AutoSource(AutoSource.method), source)
+    return HybridSource(GrammarSource(GrammarSource.method), source) if has_grammar else source
 
 
 def _one_source_of(argument: str, value, options: dict[str, Any] | None) -> Any:

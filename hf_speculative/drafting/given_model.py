@@ -35,6 +35,7 @@ class GivenModelSource(DraftSource):
     tree_depth: int | None = None
 
     scores_levels: ClassVar[bool] = False
+    takes_guesses = True
 
     def __post_init__(self):
         asked = self.speculation_type

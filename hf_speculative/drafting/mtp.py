@@ -140,7 +140,7 @@ class MtpSource(DraftSource):
     use_mtp: bool
 
     argument, method, runs_target = "use_mtp", "mtp", True
-    reads_states = True
+    reads_states = takes_guesses = True
 
     @classmethod
     def worth_trying(cls, model: PreTrainedModel) -> tuple[bool, ...]:

@@ -100,7 +100,7 @@ class Recycling(Proposer):
         return RANK_PRIORS[kind]
 
     def observe(self, tokens: list[int], successors: np.ndarray) -> None:
-        read = np.asarray(tokens)
+        read = np.asarray(tokens, dtype=np.int64)  # of none, too
         has_logit = read < len(self.table)  # an image's token may have none
         self.table[read[has_logit], : successors.shape[1]] = successors[has_logit]
 

@@ -63,6 +63,7 @@ class DraftSource:
         cost_key: what the costs of its rounds depend on beside models, batch and sampling.
         ends_early: a confidence threshold may end its drafts.
         most_tokens: of the drafts among which the schedule "adaptive" chooses.
+        takes_guesses: guesses from text join its drafts where nothing says how to draft.
     """
 
     argument: ClassVar[str] = "draft_model"
@@ -72,6 +73,7 @@ class DraftSource:
     writes_target: ClassVar[bool] = False
     needs_ragged: ClassVar[bool] = False
     ends_early: ClassVar[bool] = True
+    takes_guesses: ClassVar[bool] = False
     reads_states: bool = False
     most_tokens: ClassVar[int] = DEFAULT_MAX_DRAFT_TOKENS
     draft_model: PreTrainedModel | None = None

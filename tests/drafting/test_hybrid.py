@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hf_speculative import SpeculativeConfig
+from hf_speculative.call.options import read_options
 from hf_speculative.call.sources import source_of
 from hf_speculative.drafting import DynamicTreeDrafter, TreeDrafter
 from hf_speculative.drafting.merged_tree import MergedTree
@@ -79,3 +80,29 @@ def test_its_rounds_have_costs_of_their_own():
     draft = tiny.llama()
     alone, joined, others = (source_of("draft_model", value) for value in (draft, (draft, "auto"), (draft, "suffix")))
     assert len({source.cost_key for source in (alone, joined, others)}) == 3
+
+
+ONE = {"input_ids": tiny.prompts(1)["input_ids"], "do_sample": False}
+SEVERAL = {"input_ids": tiny.prompts(3)["input_ids"]}
+
+
+@pytest.mark.parametrize(
+    ("call", "is_joined"),
+    [
+        ({}, True),
+        ({"do_sample": True, "reproducible": True}, True),
+        ({"do_sample": True}, False),
+        ({"num_draft_tokens": 3}, False),
+        ({"speculative_config": SpeculativeConfig(tree_top_k=2)}, False),
+        ({"speculative_config": SpeculativeConfig(schedule=Adaptive())}, False),
+        ({"num_return_sequences": 2, "do_sample": True, "reproducible": True}, False),
+        (SEVERAL, False),
+    ],
+)
+def test_guesses_join_a_draft_for_one_text_by_themselves(call, is_joined):
+    target, draft = tiny.llama(), tiny.llama()
+    options = read_options(
+        target, ONE | {"draft_model": draft} | call, None, SpeculativeConfig(), lambda draft, _: draft
+    )
+    guesses = options.source.parts and options.source.parts[0].method
+    assert guesses == ("auto" if is_joined else None)

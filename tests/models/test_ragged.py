@@ -37,7 +37,7 @@ def test_dropout_of_a_model_in_training_mode_does_not_reach_the_draft(target):
     model = tiny.build("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
     draft = tiny.noisy_copy(model, noise=0).train()
     with hs.record() as stats:
-        hs.generate(model, **tiny.prompts(1), draft_model=draft, max_new_tokens=20, do_sample=False)
+        hs.generate(model, **tiny.prompts(1), draft_model=draft, max_new_tokens=20, num_draft_tokens=3, do_sample=False)
     assert stats.draft_acceptance_rate == 1 and draft.training
 
 
