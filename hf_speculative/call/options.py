@@ -175,16 +175,14 @@ def read_options(model, kwargs: dict, attached_draft, attached_config: Speculati
 
 
 def _is_one_text(target, kwargs: dict[str, Any], config: SpeculativeConfig) -> bool:
-    """Whether guesses from the text promise more than they cost: in batches they save a row rounds that others go on with.
+    """Whether the call is for one text, whose tokens are the same whatever is drafted.
 
-    And drawn drafts, of sampled calls, are kept more often than guesses are.
+    There copies bring most: a batch goes on until its last row is done, and drafts that are drawn are kept more often.
     """
-    ids, copies = (
-        first_given(kwargs.get("input_ids"), kwargs.get("inputs")),
-        setting_of(target, kwargs, "num_return_sequences"),
-    )
-    is_one = not target.config.is_encoder_decoder and getattr(ids, "shape", (0,))[0] == 1 and (copies or 1) == 1
-    return is_one and (not setting_of(target, kwargs, "do_sample") or bool(config.reproducible))
+    ids = first_given(kwargs.get("input_ids"), kwargs.get("inputs"))
+    is_sampled, copies = (setting_of(target, kwargs, name) for name in ("do_sample", "num_return_sequences"))
+    is_one = getattr(ids, "shape", (0,))[0] * (copies or 1) == 1 and not target.config.is_encoder_decoder
+    return is_one and not (is_sampled and not config.reproducible)
 
 
 def _source(

@@ -109,6 +109,20 @@ class DraftModelSource(GivenModelSource):
             return self
         return replace(self, tokenizer=own, draft_tokenizer=of_draft)
 
+    @property
+    def window(self) -> int | None:
+        """The one given, or the widest that the draft takes, if it has a limit that leaves room for one."""
+        limit = models.max_positions_of(self.draft_model)
+        return (
+            limit - ROOM if self.draft_window is None and limit is not None and limit >= 2 * ROOM else self.draft_window
+        )
+
+    def adaptive_schedule(self, max_tokens: int, is_default: bool) -> Schedule:
+        schedule = super().adaptive_schedule(max_tokens, is_default)
+        if self.window is not None:
+            schedule.longest_read = self.window  # type: ignore[attr-defined]
+        return schedule
+
     def check(self, model: PreTrainedModel) -> None:
         models.checks.check_model(self.draft_model, "draft_model")
         limit, window = models.max_positions_of(self.draft_model), self.draft_window
@@ -173,11 +187,9 @@ class DraftModelSource(GivenModelSource):
         return (StringMatch if strategy == "strings" else TokenIntersection)(cached, translation, max_positions)
 
     def _in_window(self, cached: models.RaggedModel, max_length: int) -> CachedModel:
-        """The draft with a window, where one was given or a text of `max_length` is too long for it."""
-        limit, window = models.max_positions_of(self.draft_model), self.draft_window
-        if window is None and limit is not None and max_length > limit >= 2 * ROOM:
-            window = limit - ROOM
-        return cached if window is None or window >= max_length else models.WindowedModel(cached, window)
+        """The draft with a window, where a text of `max_length` is longer."""
+        most = self.draft_window or models.max_positions_of(self.draft_model) or max_length
+        return cached if self.window is None or max_length <= most else models.WindowedModel(cached, self.window)
 
     def _strategy(self, call: BuildContext) -> str:
         """How the draft proposes, see `VocabularyMatch`.

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from math import inf
 from typing import cast
 
-from ..interfaces import Schedule
+from ..interfaces import MANY, Schedule
 from ..types import Batch, Costs, Round
 from .best_nodes import MARGIN, BestNodes
 from .evidence import PRIOR_RATE, Evidence, expected_tokens
@@ -42,6 +42,8 @@ class Adaptive(Schedule):
     """
 
     weighs_costs = True
+    #: of a prompt, what the draft reads at most
+    longest_read: int = MANY
 
     def __init__(self, max_tokens: int = 16, max_nodes: int = 64, max_levels: int = 8, costs: Costs | None = None):
         for name, most in (("max_tokens", max_tokens), ("max_nodes", max_nodes), ("max_levels", max_levels)):
@@ -60,7 +62,7 @@ class Adaptive(Schedule):
         self.nodes.begin(batch, costs)
         self.costs = self.nodes.costs
         self.credit = min(self.saved, SHARE * (batch.max_length - batch.prompt_width))
-        self.prompt_width = batch.prompt_width
+        self.prompt_width = min(batch.prompt_width, self.longest_read)
 
     @property
     def learned(self) -> tuple[Evidence, Evidence, float, float]:  # type: ignore[override]

@@ -1,14 +1,18 @@
 """Draft models that read a window of the text: what they say of it, and how much they read and keep."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import hf_speculative as hs
 from hf_speculative.call.configuration import as_keywords
+from hf_speculative.call.sources import source_of
 from hf_speculative.drafting import DraftModel, DynamicTreeDrafter
 from hf_speculative.drafting.draft_model import ROOM
 from hf_speculative.models import RaggedModel, WindowedModel
 from hf_speculative.models.windowed import NUM_FIRST
+from hf_speculative.types import Costs
 from tests.architectures.check import build
 from tests.architectures.check import prompts as inputs_of
 from tests.support import tiny, tongues
@@ -90,6 +94,13 @@ def test_a_text_longer_than_the_draft_takes_is_drafted_to_its_end():
         found = hs.generate(target, **prompt, draft_model=short, num_draft_tokens=3, max_new_tokens=num_new)
     assert found.tolist() == target.generate(**prompt, max_new_tokens=num_new).tolist()
     assert stats.num_spec_steps >= stats.num_rounds - 2  # the last ones have no room for a draft
+
+
+def test_a_long_prompt_is_expected_to_take_no_longer_than_a_window():
+    source, costs = source_of("draft_model", tiny.llama(), {"draft_window": 32}), Costs(1.0, 0.5)
+    schedule, batch = source.adaptive_schedule(4, True), SimpleNamespace(prompt_width=10_000, max_length=10_100)
+    schedule.begin(batch, lambda num_rows: costs)
+    assert schedule._first(costs) == 0.5 * 32
 
 
 def test_windows_that_no_draft_has():
