@@ -97,7 +97,7 @@ class DraftModelSource(GivenModelSource):
 
     @property
     def cost_key(self) -> Hashable:
-        return super().cost_key, self.vocabulary_mapping
+        return super().cost_key, self.vocabulary_mapping, self.draft_window
 
     def for_model(self, model: PreTrainedModel) -> DraftModelSource:
         """With the tokenizers that lie beside both models, where none were given and the vocabularies differ in size."""
@@ -127,9 +127,9 @@ class DraftModelSource(GivenModelSource):
         models.checks.check_model(self.draft_model, "draft_model")
         limit, window = models.max_positions_of(self.draft_model), self.draft_window
         if limit is not None and window is not None and window > limit - ROOM:
+            way_out = f"give at most {limit - ROOM}" if limit >= 2 * ROOM else "leave it out"
             raise ValueError(
-                f"`draft_window={window}` is more than `draft_model` takes: {limit} tokens, {ROOM} of them for drafts. Give at "
-                f"most {limit - ROOM}."
+                f"`draft_window={window}` is more than `draft_model` takes, {limit} tokens with {ROOM} for drafts: {way_out}."
             )
 
     def check_ids(self, model: PreTrainedModel) -> None:
@@ -162,10 +162,9 @@ class DraftModelSource(GivenModelSource):
         is_ragged = models.choose(draft, is_draft=True).name == "ragged"
         if cached is None and is_ragged and (has_own_text or call.inputs.prompt.is_left_padded):
             # It may be shown tokens that it has no embedding for, where the target's vocabulary is padded further.
-            cached = self._in_window(
-                ragged_model(draft, True, call.execution), call.inputs.generation_config.max_length
-            )
-        elif self.draft_window is not None:
+            max_length = None if has_own_text else call.inputs.generation_config.max_length
+            cached = self._in_window(ragged_model(draft, True, call.execution), max_length)
+        elif "draft_window" in self.in_call:  # one that was attached is for other calls
             raise ValueError(
                 f"`draft_window={self.draft_window}` has no effect in this call, in which {type(draft).__name__} takes the "
                 "universal path, or reads more than ids: leave it out."
@@ -186,10 +185,12 @@ class DraftModelSource(GivenModelSource):
         )
         return (StringMatch if strategy == "strings" else TokenIntersection)(cached, translation, max_positions)
 
-    def _in_window(self, cached: models.RaggedModel, max_length: int) -> CachedModel:
-        """The draft with a window, where a text of `max_length` is longer."""
-        most = self.draft_window or models.max_positions_of(self.draft_model) or max_length
-        return cached if self.window is None or max_length <= most else models.WindowedModel(cached, self.window)
+    def _in_window(self, cached: models.RaggedModel, max_length: int | None) -> CachedModel:
+        """The draft with a window, where a text of `max_length`, `None` if not known in its own tokens, may be longer."""
+        most = self.draft_window or models.max_positions_of(self.draft_model)
+        if self.window is None or (most is not None and max_length is not None and max_length <= most):
+            return cached
+        return models.WindowedModel(cached, self.window)
 
     def _strategy(self, call: BuildContext) -> str:
         """How the draft proposes, see `VocabularyMatch`.

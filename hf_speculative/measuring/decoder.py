@@ -185,6 +185,8 @@ class Decoder:
         drafts_own = getattr(source.draft_model, "generation_config", None)
         told = [self._given(name) for name in LENGTHS] + [getattr(drafts_own, name, None) for name in LENGTHS]
         is_open = all(value is None for value in (*told, config.num_draft_tokens, config.schedule))
+        if is_open and source.takes_guesses:  # which would count as the draft's
+            return {"num_assistant_tokens_schedule": "adaptive"}
         if is_open or source.num_draft_tokens is not None:
             return {}  # the source has a number of its own
         longest = first_given(source.max_draft_tokens(self.target), source.most_tokens)

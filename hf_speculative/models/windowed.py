@@ -41,7 +41,7 @@ class WindowedModel(CachedModel):
         self.model.reset()
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
-        return self.model.logits(self._moved(batch), ahead, num_last)
+        return self.model.logits(self._moved(batch, ahead), ahead, num_last)
 
     def drafts_at_once(self, batch: Batch) -> bool:
         return self.model.drafts_at_once(self._moved(batch))
@@ -75,8 +75,8 @@ class WindowedModel(CachedModel):
             self.skipped[lane] = 0
         self.model.forget(lanes)
 
-    def _moved(self, batch: Batch) -> Batch:
-        """What the model sees of `batch`; windows that are full have moved on."""
+    def _moved(self, batch: Batch, ahead: int = 0) -> Batch:
+        """What the model sees of `batch` and of `ahead` draft tokens; windows that are full have moved on."""
         before = self.skipped or [0] * len(batch.rows)
         self.skipped = self._skipped_of(batch, before)
         if self.skipped != before:
@@ -89,7 +89,7 @@ class WindowedModel(CachedModel):
             ]
             kept.host_lengths, kept.lengths, kept.path = lengths, uploaded(lengths, kept.lengths.device), None
             self.model.rollback(kept)
-        return self._seen_of(batch, self.skipped)
+        return self._seen_of(batch, self.skipped, ahead)
 
     def _skipped_of(self, batch: Batch, skipped: list[int]) -> list[int]:
         """The same; once a row has more than a window, more for all long rows: a pass is as wide as its widest."""
@@ -99,8 +99,8 @@ class WindowedModel(CachedModel):
         half = (self.window + NUM_FIRST) // 2
         return [max(num, length - half) for length, num in zip(lengths, skipped, strict=True)]
 
-    def _seen_of(self, batch: Batch, skipped: list[int]) -> Batch:
-        """`batch` without the tokens that were skipped."""
+    def _seen_of(self, batch: Batch, skipped: list[int], ahead: int = 0) -> Batch:
+        """`batch` without the tokens that were skipped, and those from `ahead` places ahead on."""
         seen = copy.copy(batch)
         seen.prefixes, seen.max_length = (), min(batch.max_length, max(batch.host_padding) + self.window)
         if not any(skipped):
@@ -108,8 +108,8 @@ class WindowedModel(CachedModel):
         num = uploaded(skipped, batch.tokens.device)
         seen.host_lengths = [length - n for length, n in zip(batch.host_lengths, skipped, strict=True)]
         seen.lengths = batch.lengths - num
-        width = batch.tokens.shape[1]
-        columns = torch.arange(width - max(batch.host_lengths) + max(seen.host_lengths), device=num.device)
+        columns = torch.arange(max(seen.host_lengths) + ahead, device=num.device)
         is_later = columns >= batch.padding[:, None] + NUM_FIRST
-        seen.tokens = batch.tokens.gather(1, (columns + is_later * num[:, None]).clamp(max=width - 1))
+        columns = (columns + is_later * num[:, None]).clamp(max=batch.tokens.shape[1] - 1)
+        seen.tokens = batch.tokens.gather(1, columns)
         return seen

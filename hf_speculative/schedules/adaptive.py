@@ -19,7 +19,8 @@ from ..types import Batch, Costs, Round
 from .best_nodes import MARGIN, BestNodes
 from .evidence import PRIOR_RATE, Evidence, expected_tokens
 
-#: what drafts may lose against plain decoding: a share of the call's plain steps, and at most MOST_CREDIT steps they saved
+#: what drafts may lose against plain decoding: a share of the call's plain steps, and at most MOST_CREDIT steps they saved; or
+#: that share of all plain rounds since the last draft
 SHARE, MOST_CREDIT = 0.02, 8.0
 #: until a tree was tried: the share of a chain's rejected tokens that a tree is assumed to have
 RESCUED = 0.5
@@ -121,15 +122,8 @@ class Adaptive(Schedule):
         left = max(batch.max_length - done for done in batch.host_lengths)
         if left * (1 - MARGIN / speed) > first:  # even ones lose: what is known of costs and acceptance is uncertain
             return True
-        lost = max(0.0, steps * (1 - speed)) + first
-        self.to_try = 2 * lost  # so that rounds after the first one can be timed
-        if self.unspent >= self.to_try > 0:
-            self.credit, self.unspent, self.is_try = max(self.credit, self.unspent), 0.0, True
-        # A draft that takes longer than what it could bring at best is hardly worth a try.
-        self.needed = lost if self.is_try or 1 + most > steps else inf
-        if self.credit >= self.needed:
+        if self._may_lose(max(0.0, steps * (1 - speed)) + first, may_pay=1 + most > steps):
             return True
-        self.is_try = False
         self.resting = [*batch.rows]  # until there is credit: nothing else that is known changes
         tokens = "1 draft token" if most == 1 else f"{most} draft tokens"
         begins = f", the first of a call {first:.0f} more," if first else ""
@@ -137,6 +131,15 @@ class Adaptive(Schedule):
             f"a round with {tokens} takes {steps:.1f} plain steps{begins} and brings about {speed * steps:.1f} tokens"
         )
         return False
+
+    def _may_lose(self, lost: float, may_pay: bool) -> bool:
+        """Whether there is credit for a round that loses `lost` plain steps; `may_pay` if it could bring more at best."""
+        self.to_try = 2 * lost  # so that rounds after the first one can be timed
+        if self.unspent >= self.to_try > 0:
+            self.credit, self.unspent, self.is_try = max(self.credit, self.unspent), 0.0, True
+        self.needed = lost if self.is_try or may_pay else inf
+        self.is_try &= self.credit >= self.needed
+        return self.credit >= self.needed
 
     def _refresh(self, batch: Batch) -> None:
         """Estimate a kind without evidence from the other one, and retry a kind that PATIENCE rounds did not use."""

@@ -4,6 +4,7 @@ The loop is `speculate`, which gives the lane of a finished row to a waiting req
 requests wait.
 """
 
+import copy
 import threading
 import time
 from collections import Counter, deque
@@ -254,7 +255,9 @@ class Engine:
         model, running = self.model, self._running
         request = next(iter(first.values()))
         mask = {"attention_mask": torch.ones_like(request.inputs.input_ids)}
-        inputs = Inputs(request.inputs.input_ids, request.inputs.generation_config, mask)
+        config = copy.copy(request.inputs.generation_config)
+        config.max_length = self.max_length  # others may be longer
+        inputs = Inputs(request.inputs.input_ids, config, mask)
         target, drafter = target_and_drafter(self.options, model, inputs, inputs.input_ids)
         target.keeps_done, target.admit = False, partial(media.admit, model, running, target)  # type: ignore[method-assign]
         batch = Rows(first, self.max_length, self.pad, self._take, lambda last: self._park(last, target))

@@ -8,8 +8,10 @@ import hf_speculative as hs
 from hf_speculative.measuring import decoder
 from hf_speculative.measuring.journal import Row
 from hf_speculative.measuring.settings import Setting
+from hf_speculative.types import Costs
 from tests.support import tiny
 from tests.support.evaluations import OPTIONS, TEXTS
+from tests.support.execution import fix_costs
 
 
 def test_where_and_how_closely_texts_differ(model, tokenizer):
@@ -80,6 +82,15 @@ class Counts(LogitsProcessor):
 class EndsEarly(StoppingCriteria):
     def __call__(self, input_ids, scores, **kwargs):
         return input_ids[:, -1] % 7 == 2
+
+
+def test_a_draft_is_measured_without_guesses_beside_it(evaluate, model, monkeypatch):
+    """Which would join a call for one text, and whose tokens would count as those of any draft."""
+    fix_costs(monkeypatch, Costs(0.01, 0.01))
+    useless = tiny.llama(seed=7, vocab_size=model.config.vocab_size, positions=64)
+    evaluation = evaluate(draft_model=useless, num_draft_tokens=(None,), batch_size=1, max_new_tokens=40)
+    counts = evaluation.totals(evaluation.settings[-1]).statistics
+    assert counts.num_draft_forwards >= counts.num_draft_tokens > 0
 
 
 def test_what_a_processor_remembers_stays_in_its_call(evaluate):
