@@ -175,14 +175,15 @@ def read_options(model, kwargs: dict, attached_draft, attached_config: Speculati
 
 
 def _is_one_text(target, kwargs: dict[str, Any], config: SpeculativeConfig) -> bool:
-    """Whether the call is for one text, whose tokens are the same whatever is drafted.
+    """Whether the call is for one text, whose tokens are the same whatever is drafted, on a CPU, where that was measured.
 
     There copies bring most: a batch goes on until its last row is done, and drafts that are drawn are kept more often.
     """
+    if target.config.is_encoder_decoder or target.device.type != "cpu":
+        return False
     ids = first_given(kwargs.get("input_ids"), kwargs.get("inputs"))
     is_sampled, copies = (setting_of(target, kwargs, name) for name in ("do_sample", "num_return_sequences"))
-    is_one = getattr(ids, "shape", (0,))[0] * (copies or 1) == 1 and not target.config.is_encoder_decoder
-    return is_one and not (is_sampled and not config.reproducible)
+    return getattr(ids, "shape", (0,))[0] * (copies or 1) == 1 and not (is_sampled and not config.reproducible)
 
 
 def _source(

@@ -106,3 +106,11 @@ def test_guesses_join_a_draft_for_one_text_by_themselves(call, is_joined):
     )
     guesses = options.source.parts and options.source.parts[0].method
     assert guesses == ("auto" if is_joined else None)
+
+
+def test_guesses_join_no_draft_on_other_devices():
+    """Where it was not measured, and a captured chain of the draft costs little."""
+    draft = tiny.llama()
+    call = (ONE | {"draft_model": draft}, None, SpeculativeConfig(), lambda draft, _: draft)
+    assert read_options(tiny.llama().to("meta"), *call).source.parts is None
+    assert read_options(tiny.llama(), *call).source.parts is not None
