@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, replace
+from math import inf
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -110,18 +111,12 @@ class DraftModelSource(GivenModelSource):
         return replace(self, tokenizer=own, draft_tokenizer=of_draft)
 
     @property
-    def window(self) -> int | None:
+    def window(self) -> int | None:  # type: ignore[override]
         """The one given, or the widest that the draft takes, if it has a limit that leaves room for one."""
         limit = models.max_positions_of(self.draft_model)
-        return (
-            limit - ROOM if self.draft_window is None and limit is not None and limit >= 2 * ROOM else self.draft_window
-        )
-
-    def adaptive_schedule(self, max_tokens: int, is_default: bool) -> Schedule:
-        schedule = super().adaptive_schedule(max_tokens, is_default)
-        if self.window is not None:
-            schedule.longest_read = self.window  # type: ignore[attr-defined]
-        return schedule
+        if self.draft_window is not None or limit is None or limit < 2 * ROOM:
+            return self.draft_window
+        return limit - ROOM
 
     def check(self, model: PreTrainedModel) -> None:
         models.checks.check_model(self.draft_model, "draft_model")
@@ -187,10 +182,9 @@ class DraftModelSource(GivenModelSource):
 
     def _in_window(self, cached: models.RaggedModel, max_length: int | None) -> CachedModel:
         """The draft with a window, where a text of `max_length`, `None` if not known in its own tokens, may be longer."""
-        most = self.draft_window or models.max_positions_of(self.draft_model)
-        if self.window is None or (most is not None and max_length is not None and max_length <= most):
-            return cached
-        return models.WindowedModel(cached, self.window)
+        most = self.draft_window or models.max_positions_of(self.draft_model) or inf
+        fits = max_length is not None and max_length <= most
+        return cached if fits or self.window is None else models.WindowedModel(cached, self.window)
 
     def _strategy(self, call: BuildContext) -> str:
         """How the draft proposes, see `VocabularyMatch`.

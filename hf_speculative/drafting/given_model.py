@@ -73,7 +73,7 @@ class GivenModelSource(DraftSource):
         if not self.may_grow_levels:
             return super().adaptive_schedule(max_tokens, is_default)
         max_nodes = MAX_NODES if is_default else max_tokens
-        return Adaptive(max_tokens, max_nodes, min(max_tokens, self.tree_depth or MAX_LEVELS))
+        return Adaptive(max_tokens, max_nodes, min(max_tokens, self.tree_depth or MAX_LEVELS), window=self.window)
 
     def in_trees(self, drafter: AutoregressiveDrafter) -> Drafter:
         """`drafter`, or trees of what it guesses: where they were asked for, or the schedule says."""

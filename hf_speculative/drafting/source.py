@@ -64,6 +64,7 @@ class DraftSource:
         ends_early: a confidence threshold may end its drafts.
         most_tokens: of the drafts among which the schedule "adaptive" chooses.
         takes_guesses: guesses from text join its drafts where nothing says how to draft.
+        window: tokens of a text that its draft model reads at most, where texts are long; `None`: all.
     """
 
     argument: ClassVar[str] = "draft_model"
@@ -78,6 +79,7 @@ class DraftSource:
     most_tokens: ClassVar[int] = DEFAULT_MAX_DRAFT_TOKENS
     draft_model: PreTrainedModel | None = None
     num_draft_tokens: int | None = None
+    window: ClassVar[int | None] = None
     #: what guesses without a pass, and what drafts, where it is two sources in one
     parts: tuple[DraftSource, DraftSource] | None = None
 
@@ -149,7 +151,7 @@ class DraftSource:
 
     def adaptive_schedule(self, max_tokens: int, is_default: bool) -> Schedule:
         """The schedule "adaptive" for drafts of up to `max_tokens`; `is_default`: no number was given."""
-        return Adaptive(max_tokens)
+        return Adaptive(max_tokens, window=self.window)
 
     def around(self, schedule: Schedule, max_tokens: int, is_default: bool) -> Schedule:
         """The call's `schedule`, made from such a number of tokens, or one around it."""

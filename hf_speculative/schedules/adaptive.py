@@ -14,7 +14,7 @@ from collections.abc import Callable
 from math import inf
 from typing import cast
 
-from ..interfaces import MANY, Schedule
+from ..interfaces import Schedule
 from ..types import Batch, Costs, Round
 from .best_nodes import MARGIN, BestNodes
 from .evidence import PRIOR_RATE, Evidence, expected_tokens
@@ -37,20 +37,26 @@ class Adaptive(Schedule):
         max_tokens: the longest chain.
         max_nodes, max_levels: the largest tree, of a drafter that grows one level by level.
         costs: of rounds. Default: learned from those of earlier calls. With given costs, lengths do not depend on the clock.
+        window: tokens of a prompt that the draft reads at most; `None`: all.
 
     Raises:
         ValueError: one of the first three is below 1.
     """
 
     weighs_costs = True
-    #: of a prompt, what the draft reads at most
-    longest_read: int = MANY
 
-    def __init__(self, max_tokens: int = 16, max_nodes: int = 64, max_levels: int = 8, costs: Costs | None = None):
+    def __init__(
+        self,
+        max_tokens: int = 16,
+        max_nodes: int = 64,
+        max_levels: int = 8,
+        costs: Costs | None = None,
+        window: int | None = None,
+    ):
         for name, most in (("max_tokens", max_tokens), ("max_nodes", max_nodes), ("max_levels", max_levels)):
             if most < 1:
                 raise ValueError(f"`{name}={most}` drafts nothing: give 1 or more.")
-        self.max_tokens, self.max_nodes, self.max_levels = max_tokens, max_nodes, max_levels
+        self.max_tokens, self.max_nodes, self.max_levels, self.window = max_tokens, max_nodes, max_levels, window
         self.chains, self.trees = Evidence(max_tokens), Evidence(max_levels, _rescued(PRIOR_RATE))
         self.nodes, self.typical = BestNodes(max_nodes, costs), min(FIRST_NODES, float(max_nodes))
         self.rounds_since_chain = self.rounds_since_tree = 0
@@ -63,7 +69,7 @@ class Adaptive(Schedule):
         self.nodes.begin(batch, costs)
         self.costs = self.nodes.costs
         self.credit = min(self.saved, SHARE * (batch.max_length - batch.prompt_width))
-        self.prompt_width = min(batch.prompt_width, self.longest_read)
+        self.prompt_width = min(batch.prompt_width, self.window or batch.prompt_width)
 
     @property
     def learned(self) -> tuple[Evidence, Evidence, float, float]:  # type: ignore[override]
