@@ -27,7 +27,7 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
     def home() -> dict[str, str]:
         blocks = (node for node in ast.parse(Path(file).read_text(encoding="utf-8")).body if isinstance(node, ast.If))
         imports = (node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom))
-        return {alias.name: f".{node.module}" for node in imports for alias in node.names}
+        return {alias.name: f"{'.' * node.level}{node.module}" for node in imports for alias in node.names}
 
     def get(name: str) -> Any:
         if name == "__all__":

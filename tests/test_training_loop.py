@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative.training.dflash_student import new_block
-from hf_speculative.training.eagle3_student import new_head
+from hf_speculative.distillation.dflash_student import new_block
+from hf_speculative.distillation.eagle3_student import new_head
 from tests.architectures.check import build, prompts
 from tests.support import tiny
 from tests.support.trainers import checkpointed

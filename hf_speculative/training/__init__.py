@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .losses import LOSSES
+    from ..distillation.losses import LOSSES
+    from ..distillation.sampling_params import SamplingParams
     from .results import Trained
     from .run import train
-    from .sampling_params import SamplingParams
     from .settings import Settings
 else:
     __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 
 from ..batches import generate_batches
 from ..call.statistics import Statistics
+from ..distillation.sampling_params import SamplingParams
 from ..measuring.processes import Processes
 from ..models.model_state import keeping
-from .sampling_params import SamplingParams
 
 #: ways to decode that are measured
 GREEDY, SAMPLED = "greedy", "sampled"

@@ -17,8 +17,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..batches import generate_batches
+from ..distillation.sampling_params import SamplingParams
 from ..reports import files
-from .sampling_params import SamplingParams
 from .settings import Settings
 
 #: rows that run together at least, on a CPU and elsewhere, and the answers of a part by rows

@@ -12,12 +12,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call.generation_settings import first_given
+from ..distillation.sampling_params import SamplingParams
 from ..generation import generate
 from ..models import device_of
 from ..reports import files
 from ..tokenizers.chat import around_a_turn, speaks_chat
 from .answers import how_drafted, rows_at_once
-from .sampling_params import SamplingParams
 from .settings import Settings
 
 #: how a user's turn is sampled, and the most tokens of one

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..distillation.examples import Example
 from ..measuring.inputs import Prompts, prompts_of, read_row
 from ..measuring.journal import BadRow
 from ..measuring.rows import Reader, read_rows, reader
-from .examples import Example
 
 #: at most this share of the prompts is held out
 HELD_OUT_SHARE = 0.2

@@ -11,6 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 
 from ..call import checks
 from ..call.attached import own_generate
+from ..distillation.examples import Collator, Example, unique
+from ..distillation.student import Student
+from ..distillation.teacher import Teacher
 from ..drafting.tables import TablesSource
 from ..generation import attach, detach
 from ..measuring.fingerprint import fingerprint
@@ -28,14 +31,11 @@ from .acceptance import Meter
 from .answers import answer, header_of, read_answers
 from .arguments import defaults, last_checkpoint, step_of, texts_of_a_pass
 from .deadline import ANSWERING, PROMPTING, Deadline, Pace, Watch
-from .examples import Collator, Example, unique
 from .own_prompts import PROMPTS, write_prompts
 from .prompts import Data, read_data
 from .results import FILE, Point, Trained, name_of, point_of
 from .settings import TABLES, Settings
 from .store import StoredTeacher
-from .student import Student
-from .teacher import Teacher
 from .trainer import DraftTrainer
 from .warm_tables import learn_tables
 

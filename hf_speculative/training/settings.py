@@ -5,7 +5,7 @@ from typing import Any
 
 from ..command.arguments import DATA
 from ..command.settings import check_ranges, setting
-from .sampling_params import SamplingParams
+from ..distillation.sampling_params import SamplingParams
 
 #: learned in one reading, without steps
 TABLES = "tables"

@@ -7,18 +7,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..call import checks
-from ..call.sources import source_of
+from ..distillation.dflash_student import BLOCKS, new_block
+from ..distillation.draft_student import DraftStudent, check_layers, truncated
+from ..distillation.eagle3_student import new_head
+from ..distillation.examples import Example, token_counts
+from ..distillation.kinds import head_student_of
+from ..distillation.student import Student
+from ..distillation.teacher import Teacher
 from ..heads import layout_of
 from ..models.loading import auto_class_for, load_model
 from ..tokenizers.loading import tokenizer_of_draft
-from .dflash_student import BLOCKS, DFlashStudent, new_block
-from .draft_student import DraftStudent, check_layers, truncated
-from .eagle3_student import Eagle3Student, new_head
-from .examples import Example, token_counts
 from .settings import TABLES, Settings
-from .student import Student
-from .teacher import Teacher
 
 
 def check(settings: Settings, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -62,22 +61,12 @@ def _head_student(settings: Settings, target: PreTrainedModel, counts: Tensor) -
         head = new_head(target, counts, size, num_draft_tokens=length)
     else:
         head = load_model(settings.value, dtype=torch.float32)
-    head = head.to(target.device)
-    source = source_of("draft_model", head)
-    checks.check_source(source, target)
-    source.check_ids(target)
+    student = head_student_of(head.to(target.device), target, settings.ttt_steps, settings.ttt_decay, settings.anchors)
     if settings.lora_rank is not None:
         raise ValueError(
             f"`lora_rank={settings.lora_rank}`: {settings.value} holds a head, no draft model: leave it out."
         )
-    if Eagle3Student.trains(head):
-        return Eagle3Student(head, target, settings.ttt_steps, settings.ttt_decay)
-    if DFlashStudent.trains(head):
-        return DFlashStudent(head, target, settings.anchors)
-    raise ValueError(
-        f"`head={settings.head!r}`: EAGLE-3 heads and DFlash blocks are trained here, without what other kinds add to them "
-        "(P-EAGLE, DFlash 2, DSpark, MTP). Give one of these, or a small model."
-    )
+    return student
 
 
 def _vocab_size(model: PreTrainedModel) -> int:

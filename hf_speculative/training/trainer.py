@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from transformers import Trainer, TrainerState
 
+from ..distillation.losses import LOSSES
+from ..distillation.objective import Objective
+from ..distillation.sampling_params import SamplingParams
+from ..distillation.student import Student
+from ..distillation.teacher import Teacher
 from ..hf_compat.training import LengthGroupedSampler
 from ..reports.timing import timed
 from .acceptance import Meter
-from .chunked_loss import summed
-from .losses import LOSSES
-from .sampling_params import SamplingParams
-from .student import Prediction, Student
-from .teacher import Teacher, TeacherOutputs
 
 #: steps that are timed, after one that is not, and their share of a run's time
 TIMED_STEPS, TIMING = 3, 0.05
@@ -58,7 +58,8 @@ class DraftTrainer(Trainer):
 
     def __init__(self, student: Student, teacher: Teacher, loss: str, use: SamplingParams, meter: Meter, **kwargs):
         super().__init__(model=student.module, eval_dataset=meter.prompts, **kwargs)
-        self.student, self.teacher, self.loss, self.use, self.meter = student, teacher, LOSSES[loss], use, meter
+        self.student, self.teacher, self.meter = student, teacher, meter
+        self.objective = Objective(student, LOSSES[loss], use)
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the tokens of the whole step
         if getattr(teacher.target, "hf_device_map", None) is None:  # else it is spread over devices already
             teacher.target.to(self.args.device)
@@ -72,45 +73,12 @@ class DraftTrainer(Trainer):
         lesson = self.teacher(**inputs)
         outputs = model(**self.student.inputs(lesson))
         num_tokens = lesson.counted.sum() if num_items_in_batch is None else num_items_in_batch
-        total = sum(self._summed(prediction, lesson) for prediction in self.student.predictions(outputs, lesson))
-        loss = total / num_tokens
+        loss = self.objective(outputs, lesson) / num_tokens
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # gradients of processes are averaged
         if not torch.isfinite(loss):
             self._stop(inputs, loss)
         return (loss, outputs) if return_outputs else loss
-
-    def _summed(self, prediction: Prediction, lesson: TeacherOutputs) -> Tensor:
-        """The loss of one prediction, summed over the guesses that count."""
-        last = lesson.ids.shape[1] - 1  # which never counts: nothing follows
-        positions = prediction.positions.clamp(max=last)
-
-        def of_piece(drafted: Tensor, rows: Tensor, guesses: Tensor) -> Tensor:
-            logits = lesson.logits[rows, positions[rows, guesses]]
-            return (prediction.weights[rows, guesses] * self._losses(logits, drafted)).sum()
-
-        return summed(of_piece, prediction.logits, lesson.counted.gather(1, positions) & (prediction.weights != 0))
-
-    def _losses(self, logits: Tensor, drafted: Tensor) -> Tensor:
-        """The loss of each guess, `(n,)`; 0 where all that the target allows is what the draft cannot say.
-
-        Args:
-            logits: `(n, vocab)` of the target.
-            drafted: `(n, drafted)` of the draft.
-        """
-        p, vocabulary = self.use.of_target(logits), self.student.vocabulary
-        if vocabulary is not None:
-            p = p[:, vocabulary.to(p.device)]
-        elif p.shape[1] != drafted.shape[1]:  # one of the two is padded further
-            width = min(p.shape[1], drafted.shape[1])
-            p, drafted = p[:, :width], drafted[:, :width]
-        if p.shape[1] == logits.shape[1]:
-            return self.loss(p, self.use.of_draft(drafted))
-        mass = p.logsumexp(-1, keepdim=True)
-        in_vocabulary = ~mass[:, 0].isneginf()
-        p, drafted = (p - mass)[in_vocabulary], drafted[in_vocabulary]
-        found = self.loss(p, self.use.of_draft(drafted))
-        return found.new_zeros(len(logits)).index_put((in_vocabulary,), found)
 
     def step_seconds(self, run_seconds: float | None = None) -> float:
         """Time an optimizer step on the first texts; weights and random numbers stay as they are.

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..distillation.examples import Example
 from ..drafting.proposers import NUM_SUCCESSORS
 from ..drafting.suffix.store import SuffixStore
 from ..drafting.tables import Tables
 from ..models import device_of, num_logits, without_dropout
-from .examples import Example
 
 #: the likeliest tokens of a position that count
 CANDIDATES = 8

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import hf_speculative as hs
+from hf_speculative.distillation.eagle3_student import layers_read, new_head
 from hf_speculative.embedded import FOLDER
 from hf_speculative.heads import load_head, write_head
 from hf_speculative.models import artifacts
-from hf_speculative.training.eagle3_student import layers_read, new_head
 from tests.support import tiny
 from tests.support.command import run_command
 from tests.support.execution import run_as

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "hf_speculative"
 FLOORS = (
     "forwarding hf_compat lazy names < heads theory types version < interfaces reports"
     " < loop models schedules tokenizers verification < grammar < drafting embedded sampling < distributed < call"
-    " < attached command < batches < generation < compilation measuring playground serving < integrations"
+    " < attached command < distillation < batches < generation < compilation measuring playground serving < integrations"
     " < compatibility hub < training < cli < __main__"
 )
 #: the public names, from wherever they are

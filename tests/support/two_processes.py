@@ -32,8 +32,8 @@ def evaluate(folder: Path) -> dict:
 
 def train(folder: Path, store: str | None = None) -> dict:
     """Losses and acceptance of a run, with or without a store."""
+    from hf_speculative.distillation.sampling_params import SamplingParams
     from hf_speculative.training import run
-    from hf_speculative.training.sampling_params import SamplingParams
     from hf_speculative.training.settings import Settings
 
     lengths = {"steps": 4, "num_evaluations": 2, "batch_size": 4, "max_new_tokens": 10, "num_draft_tokens": 3}

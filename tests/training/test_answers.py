@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
+from hf_speculative.distillation.examples import Example, token_counts, unique
+from hf_speculative.distillation.sampling_params import SamplingParams
 from hf_speculative.training import answers
 from hf_speculative.training.answers import answer, header_of, read_answers
-from hf_speculative.training.examples import Example, token_counts, unique
-from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.settings import Settings
 
 PROMPTS = {0: [1, 2, 3], 2: [4, 5], 3: [6, 7, 8, 9], 7: [10, 11, 12]}

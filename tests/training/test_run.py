@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 
 import hf_speculative as hs
+from hf_speculative.distillation.sampling_params import SamplingParams
 from hf_speculative.training import arguments, deadline, wording
 from hf_speculative.training import card as cards
 from hf_speculative.training import trainer as trainer_module
@@ -17,7 +18,6 @@ from hf_speculative.training.acceptance import Meter
 from hf_speculative.training.deadline import Watch
 from hf_speculative.training.results import Point, Trained
 from hf_speculative.training.run import Run, train
-from hf_speculative.training.sampling_params import SamplingParams
 from hf_speculative.training.settings import Settings
 from hf_speculative.training.trainer import DraftTrainer
 from hf_speculative.types import Costs

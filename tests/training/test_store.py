@@ -6,10 +6,10 @@ from unittest.mock import Mock, patch
 import pytest
 import torch
 
-from hf_speculative.training.examples import Collator
-from hf_speculative.training.sampling_params import SamplingParams
+from hf_speculative.distillation.examples import Collator
+from hf_speculative.distillation.sampling_params import SamplingParams
+from hf_speculative.distillation.teacher import Teacher
 from hf_speculative.training.store import StoredTeacher
-from hf_speculative.training.teacher import Teacher
 from tests.support import lessons, tiny
 
 

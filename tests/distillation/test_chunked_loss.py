@@ -5,8 +5,8 @@ import weakref
 import pytest
 import torch
 
-from hf_speculative.training import chunked_loss, losses
-from hf_speculative.training.sampling_params import SamplingParams
+from hf_speculative.distillation import chunked_loss, losses
+from hf_speculative.distillation.sampling_params import SamplingParams
 
 VOCAB = 11
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import TopPLogitsWarper
 
-from hf_speculative.training import losses
-from hf_speculative.training.sampling_params import SamplingParams
+from hf_speculative.distillation import losses
+from hf_speculative.distillation.sampling_params import SamplingParams
 from hf_speculative.training.settings import NEEDS_ALL_TOKENS
 
 VOCAB = 7

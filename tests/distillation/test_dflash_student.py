@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from hf_speculative.distillation.dflash_student import BlocksAtAnchors, DFlashStudent, new_block
+from hf_speculative.distillation.sampling_params import SamplingParams
+from hf_speculative.distillation.teacher import Teacher
 from hf_speculative.heads import load_head
-from hf_speculative.training.dflash_student import BlocksAtAnchors, DFlashStudent, new_block
-from hf_speculative.training.sampling_params import SamplingParams
-from hf_speculative.training.teacher import Teacher
 from tests.support import blocks, lessons, tiny
 from tests.support.execution import have_equal_weights
 

@@ -5,11 +5,11 @@ import torch
 from safetensors.torch import load_file
 
 import hf_speculative as hs
-from hf_speculative.training.dflash_student import DFlashStudent, new_block
-from hf_speculative.training.draft_student import DraftStudent, truncated
-from hf_speculative.training.eagle3_student import Eagle3Student, new_head
-from hf_speculative.training.head_student import layer_fields
-from hf_speculative.training.teacher import Teacher
+from hf_speculative.distillation.dflash_student import DFlashStudent, new_block
+from hf_speculative.distillation.draft_student import DraftStudent, truncated
+from hf_speculative.distillation.eagle3_student import Eagle3Student, new_head
+from hf_speculative.distillation.head_student import layer_fields
+from hf_speculative.distillation.teacher import Teacher
 from tests.support import lessons, tiny
 
 IDS = torch.tensor([[3, 4, 5, 6, 7]])
