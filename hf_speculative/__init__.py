@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .compatibility.answer import check as check
     from .compatibility.audit import Audit as Audit
     from .compatibility.audit import audit as audit
+    from .distillation.learner import Learner as Learner
     from .drafting.source import DraftSource as DraftSource
     from .drafting.suffix.store import SuffixStore as SuffixStore
     from .embedded import embedded_pair as embedded_pair

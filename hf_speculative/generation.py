@@ -7,9 +7,11 @@ transformers' `generate` does all preparation and hands over to a callable, `Spe
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -35,6 +37,7 @@ from .call.output import GenerateSpeculativeOutput
 from .call.preparation import checked, load_draft
 from .call.sources import is_configured, source_of
 from .call.statistics import Statistics
+from .distillation.learner import Learner
 from .drafting.source import DraftSource
 from .hf_compat import ContinuousMixin
 from .interfaces import Drafter
@@ -113,6 +116,7 @@ def attach(
     num_draft_tokens: int | None = None,
     reproducible: bool | str | None = None,
     optimize: bool | str | None = None,
+    learn: bool | str | os.PathLike | Learner | None = None,
     config: SpeculativeConfig | None = None,
 ) -> PreTrainedModel:
     """Give `model` a draft, so that every caller of `model.generate` speculates, until `detach`.
@@ -131,6 +135,8 @@ def attach(
             any draft and without, in any number format (docs/bitwise.md).
         optimize: "auto", the default, multiplies by a kernel of our own and takes compiled passes once there are some; True
             compiles them in the first call; False leaves the models' own passes and products. GPUs capture passes instead.
+        learn: train a copy of the draft model, or head, on what is decoded; its weights are used as soon as they are accepted
+            more often. True, a folder where they are saved and found again, or a `Learner`. The draft given stays as it is.
         config: all other settings; a call's own come first.
 
     Returns:
@@ -152,6 +158,12 @@ def attach(
         raise ValueError(f"`model.generate` was already replaced by a {name}: undo that first, `del model.generate`.")
     draft = load_draft(draft_model, target)
     checks.check_model(target, "model")
+    if learn := learn or config.learn:
+        learner = Learner.of(learn)
+        drafter, methods = DRAFTS.split(draft)
+        own_draft = learner.begin(target, drafter)
+        draft = own_draft if methods is None else (own_draft, methods)
+        config = replace(config, learn=learner)
     if draft is not None:
         drafter, _ = DRAFTS.split(draft)
         settings = vars(config) if drafter is None else {}  # what a model needs beside, a call may bring

@@ -46,6 +46,7 @@ class SpeculativeConfig:
     allow_lossy: bool | None = None
     generator: torch.Generator | None = None
     optimize: bool | str | None = None
+    learn: Any = None
 
     def __post_init__(self):
         for name, value in vars(self).items():

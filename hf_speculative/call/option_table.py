@@ -77,6 +77,9 @@ _RULE = Instance(("hf_speculative:Rule",), "an object of a subclass of hf_specul
 _RULES = Name(("token", "block", "sampled"), _RULE)
 _TOKENIZER = Instance(("transformers:PreTrainedTokenizerBase",), "a transformers tokenizer")
 _GENERATOR = Instance(("torch:Generator",), "a torch.Generator")
+_LEARNER = Instance(
+    ("hf_speculative:Learner",), "a hf_speculative.Learner; True and folders are for `attach(learn=...)`"
+)
 _CONFIG = Instance(("hf_speculative:SpeculativeConfig",), "a hf_speculative.SpeculativeConfig")
 _CORPUS = Name(
     instance=Instance(
@@ -181,6 +184,11 @@ GROUPS = {
                "takes compiled passes once there are some, `True` compiles them now, `False` leaves passes and products as "
                "they are. On a GPU, 'auto' and `True` capture passes as CUDA graphs, `False` is eager.",
                page="optimize.md"),
+    ),
+    "Learning": (
+        Option("learn", _LEARNER, _SETTING, "the draft stays as it is",
+               "Train a copy of the draft on what is decoded, which takes over where it is accepted more often. `attach` takes "
+               "True or a folder as well.", page="training.md#drafts-that-learn-in-use"),
     ),
     "One call": (
         Option("grammar", Grammars(), (CALL,), "none",

@@ -21,6 +21,11 @@ def acceptance(p: Tensor, q: Tensor) -> Tensor:
     return torch.minimum(p.exp(), q.exp()).sum(-1)
 
 
+def agreement(p: Tensor, q: Tensor) -> Tensor:
+    """1 where the likeliest token of the draft is the target's, as greedy decoding accepts it, else 0: without a gradient."""
+    return (p.argmax(-1) == q.argmax(-1)).float()
+
+
 def forward_kl(p: Tensor, q: Tensor) -> Tensor:
     """KL(p || q): the classic loss of distillation (DistillSpec, arXiv 2310.08461)."""
     return torch.where(p.isneginf(), 0.0, p.exp() * (p - q)).sum(-1)  # 0 times infinity is 0

@@ -139,7 +139,7 @@ def save_pretrained(
             theirs = replace(theirs, **dict.fromkeys(SETTINGS_OF_ONE))  # about what is attached
         draft_model = attached_draft if draft_model is None else draft_model
         config = config.over(theirs)
-    left_out = (*TOKENIZERS, "allow_lossy", "optimize")
+    left_out = (*TOKENIZERS, "allow_lossy", "learn", "optimize")
     values = {name: value for name, value in vars(config).items() if name not in left_out}
     settable = ((name, value) for name, value in values.items() if name in SETTINGS)
     written = {name: value for name, value in settable if isinstance(value, (str, int, float))}

@@ -3,6 +3,7 @@
 import logging
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -28,6 +29,9 @@ class Options:
 
     model: str | None = target_option("The model to serve")
     draft_model: str | None = option("draft_model", also="Default: auto.")
+    learn: Path | None = setting(
+        None, "Train the draft on what is served, and keep it in this folder; texts are kept in memory alone."
+    )
     name: str = setting("", "What clients call the model. Default: the last part of MODEL.")
     host: str = setting("localhost", "Address to listen on.", panel=SERVER)
     port: int = setting(8000, "Port to listen on.", least=0, most=65535, panel=SERVER)
@@ -85,7 +89,8 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
         name = settings.name or (model.rstrip("/").split("/")[-1] if model else "embedded")
         engine = None
         if choose(target).name == "ragged":
-            attach(target, draft, optimize=drafting.get("optimize"))  # its passes are the fastest that are safe
+            # Its passes are the fastest that are safe.
+            attach(target, draft, optimize=drafting.get("optimize"), learn=settings.learn)
             engine = Engine(
                 target,
                 max_lanes=settings.max_lanes,
@@ -95,7 +100,7 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
                 **as_keywords(drafting),
             )
         else:
-            attach(target, draft, config=SpeculativeConfig(**drafting))
+            attach(target, draft, learn=settings.learn, config=SpeculativeConfig(**drafting))
         app = build_app(
             target,
             processor,

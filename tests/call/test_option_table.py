@@ -46,7 +46,7 @@ def good(option):
     if isinstance(option.type, Name) and option.type.names:
         return option.type.names[0]
     objects = {"generator": torch.Generator(), "speculative_config": SpeculativeConfig(num_draft_tokens=3)}
-    objects["corpus"] = ["a text"]
+    objects |= {"corpus": ["a text"], "learn": hs.Learner()}
     tokenizers = dict.fromkeys(("tokenizer", "draft_tokenizer"), PreTrainedTokenizerBase())
     return GOOD.get(type(option.type), (objects | tokenizers).get(option.name))
 

@@ -1,0 +1,293 @@
+"""Let the draft of an attached model learn from the texts that it helps to decode.
+
+Online distillation, as Liu et al. 2024 (arXiv 2310.07177): the draft is trained on the target's own answers, here on a copy
+that takes over where it is accepted more often. Only proposals change, so every promise about the output stays.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import statistics
+import tempfile
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from ..call.option_types import wrong_type
+from ..drafting.wrapped import WrappedDrafter
+from ..interfaces import Drafter, Sampler
+from ..models import device_of, is_sharded, is_tested_multimodal
+from ..models.loading import load_model
+from ..reports import files
+from ..tokenizers.loading import tokenizer_of
+from ..types import Batch
+from .examples import Collator, Example
+from .kinds import student_of
+from .losses import LOSSES, acceptance, agreement
+from .objective import Objective
+from .sampling_params import SamplingParams
+from .student import Student
+from .teacher import Teacher, TeacherOutputs
+
+#: texts of a step, and the most tokens of each
+TEXTS, MAX_LENGTH = 8, 512
+#: the newest texts, to learn from and to judge by; one in ONE_IN is for the latter
+TO_LEARN_FROM, TO_JUDGE_BY, ONE_IN = 256, 24, 5
+#: the fewest texts to judge by, and the steps between two judgements
+ENOUGH, STEPS = 8, 16
+#: standard errors by which one of two drafts has to be better
+CLEARLY = 2.0
+#: of a draft that was trained before
+LEARNING_RATE = 2e-4
+#: the share of the time
+SHARE = 0.05
+
+#: steps of learners in other threads wait for the next round
+_learning = threading.Lock()
+
+
+class Learner:
+    """Trains a copy of a draft while the draft is in use, for `attach(..., learn=Learner(...))`.
+
+    Texts are kept in memory alone. Steps come between rounds, and take `share` of the time of decoding.
+
+    Args:
+        folder: where the draft is saved whenever it got better, as `draft_model=` takes it. A draft that is there already is
+            used in place of the one given to `attach`.
+        share: of the time, the most that learning takes.
+        learning_rate: of AdamW.
+
+    Attributes:
+        is_frozen: set it to stop learning, and again to go on.
+        num_steps: of the optimizer so far.
+        num_taken_over: how often the copy was better, and its weights the draft's from then on.
+        seconds: what learning has taken so far.
+
+    Raises:
+        ValueError: a value out of range.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike | None = None, share: float = SHARE, learning_rate: float = LEARNING_RATE
+    ):
+        if not 0 < share < 1:
+            raise ValueError(f"`share={share}` of the time: give a number between 0 and 1.")
+        if not learning_rate > 0:
+            raise ValueError(f"`learning_rate={learning_rate}` learns nothing: give a positive number.")
+        self.folder = None if folder is None else Path(folder)
+        self.share, self.learning_rate = share, learning_rate
+        self.draft: PreTrainedModel | None = None
+        self.is_frozen = False
+        self.num_steps = self.num_taken_over = 0
+        self.seconds = 0.0
+
+    @classmethod
+    def of(cls, learn: bool | str | os.PathLike | Learner) -> Learner:
+        """What `attach(learn=...)` asks for.
+
+        Raises:
+            TypeError: nothing that it knows.
+        """
+        if isinstance(learn, cls):
+            return learn
+        if learn is not True and not isinstance(learn, (str, os.PathLike)):
+            raise wrong_type("learn", learn, "True, a folder, or a hf_speculative.Learner")
+        return cls(None if learn is True else learn)
+
+    def begin(self, target: PreTrainedModel, draft: Any) -> PreTrainedModel:
+        """Start to learn for a target; returns the draft to use, a copy of the one given.
+
+        Raises:
+            ValueError: the draft, or the target, is none that can be learned for.
+        """
+        if not isinstance(draft, PreTrainedModel):
+            raise ValueError(
+                "`learn` trains a draft model or a head, and `draft_model` is none: give one, or leave it out."
+            )
+        if target.config.is_encoder_decoder or is_tested_multimodal(target):
+            raise ValueError(f"`learn`: drafts of a {type(target).__name__} learn from texts alone: leave it out.")
+        if is_sharded(target) or is_sharded(draft):
+            raise ValueError("`learn`: one of the models is sharded over processes: leave it out, or load it whole.")
+        if self.folder is not None:
+            files.make_folder("`learn`:", self.folder)
+            if (self.folder / "config.json").exists():
+                draft = load_model(self.folder, dtype=draft.dtype).to(device_of(draft))
+        weights = list(draft.parameters())
+        if getattr(draft, "is_quantized", False) or not all(one.is_floating_point() for one in weights):
+            raise ValueError("`learn` trains weights, and those of `draft_model` are quantized: leave it out.")
+        if not any(one.requires_grad for one in weights):
+            raise ValueError("`learn`: all weights of `draft_model` are frozen: set `requires_grad`, or leave it out.")
+        self.draft = own = copy.deepcopy(draft)
+        self.current, self.student = student_of(own, target), student_of(copy.deepcopy(draft).float(), target)
+        self.teacher = Teacher(target, self.student.hidden_layers)
+        self.texts: deque[Example] = deque(maxlen=TO_LEARN_FROM)
+        self.held_out: deque[Example] = deque(maxlen=TO_JUDGE_BY)
+        self.use = SamplingParams()
+        self.gains: list[float] = []
+        self.num_texts, self.balance = 0, 0.0
+        self.random = random.Random(0)
+        self._start_over()
+        return own
+
+    def follow(self, drafter: Drafter, generation_config: GenerationConfig) -> Drafter:
+        """`drafter` in one call, whose texts are learned from.
+
+        Raises:
+            ValueError: there is no draft yet that learns.
+        """
+        if self.draft is None:
+            raise ValueError("`learn` begins with `attach(model, draft_model, learn=...)`: give it there.")
+        return _Followed(drafter, self, generation_config)
+
+    def take(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """A text is finished: its tokens, of which those of the answer are learned from."""
+        answer = answer[:MAX_LENGTH]
+        if len(answer) < 2 or not prompt:
+            return
+        example = Example(tuple(prompt[-max(1, MAX_LENGTH - len(answer)) :]), tuple(answer))
+        self.num_texts += 1
+        (self.texts if self.num_texts % ONE_IN else self.held_out).append(example)
+
+    def spend(self, seconds: float) -> None:
+        """Decoding took so long: learn for a share of it. What fails ends learning, not the call."""
+        self.balance += self.share * seconds
+        if self.balance <= 0 or self.is_frozen or len(self.texts) < TEXTS or not _learning.acquire(blocking=False):
+            return
+        started = time.perf_counter()
+        try:
+            with self._apart():
+                self._go_on()
+        except Exception as error:
+            self.is_frozen = True
+            warnings.warn(
+                f"the draft learns no more, and is used as it is: {type(error).__name__}: {error}", stacklevel=2
+            )
+        finally:
+            _learning.release()
+        took = time.perf_counter() - started
+        self.seconds += took
+        self.balance -= took
+
+    def _go_on(self) -> None:
+        """One piece of work: a step, or judging by one text."""
+        if self.num_steps < self.next_judgement or len(self.held_out) < ENOUGH:
+            self._step()
+        elif len(self.gains) < len(self.held_out):
+            self.gains.append(self._gain(self.held_out[len(self.gains)]))
+        else:
+            self._judge()
+
+    def _step(self) -> None:
+        lesson = self._lesson(self.random.sample(self.texts, TEXTS))
+        outputs = self.student.module(**self.student.inputs(lesson))
+        loss = Objective(self.student, LOSSES["lk_hybrid"], self.use)(outputs, lesson) / lesson.counted.sum()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.weights, 0.5)
+        if torch.isfinite(norm):
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.num_steps += 1
+
+    def _judge(self) -> None:
+        """Which of the two is accepted more often, in texts that neither has learned from."""
+        mean, error = statistics.mean(self.gains), statistics.stdev(self.gains) / len(self.gains) ** 0.5
+        if mean > CLEARLY * error:
+            self._take_over()
+        elif mean < -CLEARLY * error:
+            self._start_over()
+        self.gains.clear()
+        self.next_judgement = self.num_steps + STEPS
+
+    @torch.no_grad()
+    def _take_over(self) -> None:
+        for own, learned in self._pairs():
+            own.copy_(learned)
+        self.num_taken_over += 1
+        if self.folder is not None:
+            with tempfile.TemporaryDirectory(dir=self.folder) as written:
+                self.current.save(Path(written), tokenizer_of(self.teacher.target))
+                for path in Path(written).iterdir():
+                    path.replace(self.folder / path.name)
+
+    @torch.no_grad()
+    def _start_over(self) -> None:
+        for own, learned in self._pairs():
+            learned.copy_(own)
+        self.weights = [weight for _, weight in self._pairs() if weight.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.weights, self.learning_rate, betas=(0.9, 0.95))
+        self.next_judgement = self.num_steps + STEPS
+
+    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Each weight of the draft beside that of the copy."""
+        modules = self.current.module, self.student.module
+        return list(zip(*(module.parameters() for module in modules), strict=True))
+
+    @torch.no_grad()
+    def _gain(self, text: Example) -> float:
+        lesson = self._lesson([text])
+        return self._accepted(self.student, lesson) - self._accepted(self.current, lesson)
+
+    def _accepted(self, student: Student, lesson: TeacherOutputs) -> float:
+        """The share of guesses that are accepted, as the last call draws its tokens."""
+        torch.manual_seed(0)  # blocks at the same places
+        outputs = student.module(**student.inputs(lesson))
+        measure = acceptance if self.use.temperature else agreement
+        return float(Objective(student, measure, self.use)(outputs, lesson)) / int(lesson.counted.sum())
+
+    def _lesson(self, examples: Sequence[Example]) -> TeacherOutputs:
+        batch: dict[str, Tensor] = Collator()(examples)
+        device = device_of(self.teacher.target)
+        return self.teacher(**{name: tensor.to(device) for name, tensor in batch.items()})
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Whatever the caller has set of torch, gradients are made, and its random numbers stay."""
+        device = device_of(self.teacher.target)
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast(device.type, enabled=False),
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+        ):
+            yield
+
+
+class _Followed(WrappedDrafter):
+    """A drafter in one call, between whose rounds a learner works."""
+
+    def __init__(self, drafter: Drafter, learner: Learner, generation_config: GenerationConfig):
+        super().__init__(drafter)
+        self.learner, self.generation_config = learner, generation_config
+
+    def begin(self, batch: Batch, sampler: Sampler) -> None:
+        self.drafter.begin(batch, sampler)
+        self.learner.use = used(self.generation_config)
+        self.since = time.perf_counter()
+
+    def rollback(self, batch: Batch) -> None:
+        self.drafter.rollback(batch)
+        self.learner.spend(time.perf_counter() - self.since)
+        self.since = time.perf_counter()
+
+    def learn(self, prompt: list[int], answer: list[int]) -> None:
+        self.drafter.learn(prompt, answer)
+        self.learner.take(prompt, answer)
+
+
+def used(config: GenerationConfig) -> SamplingParams:
+    """How a call draws its tokens."""
+    if not config.do_sample:
+        return SamplingParams(temperature=0.0)
+    top_p = 1.0 if config.top_p is None else config.top_p
+    return SamplingParams(config.temperature or 1.0, config.top_k or 0, top_p)

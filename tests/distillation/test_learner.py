@@ -1,0 +1,259 @@
+"""`attach(..., learn=...)`: a copy of the draft is trained in use, and takes over where it is accepted more often."""
+
+import copy
+import pickle
+import time
+from contextlib import closing
+
+import pytest
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+import hf_speculative as hs
+from hf_speculative.distillation import learner as module
+from hf_speculative.distillation.sampling_params import SamplingParams
+from hf_speculative.serving.engine import Engine
+from tests.support import lessons, tiny
+
+DRAFTS = ("draft model", "eagle3", "dflash")
+
+
+@pytest.fixture
+def target():
+    return tiny.llama()
+
+
+def draft_of(target, kind="draft model"):
+    return lessons.new_student(kind, target).draft().eval()
+
+
+def attached(target, kind="draft model", num_texts=40, **settings):
+    learner = hs.Learner(**{"share": 0.99, "learning_rate": 3e-3} | settings)
+    examples = lessons.examples(target, num_texts, seed=3) if num_texts else []
+    hs.attach(target, draft_of(target, kind), learn=learner, num_draft_tokens=3)
+    for example in examples:
+        learner.take(example.prompt_ids, example.new_ids)
+    return learner
+
+
+def learn(learner, num_steps):
+    """Work until that many steps are made, and judged."""
+    for _ in range(20 * num_steps):
+        if learner.num_steps >= num_steps and learner.num_steps < learner.next_judgement:
+            return
+        learner.balance = 1.0
+        learner.spend(0.0)
+    raise AssertionError("nothing is learned")
+
+
+def kept(target, **sampling):
+    """Tokens a round on prompts that are in no text."""
+    torch.manual_seed(0)
+    with hs.record() as statistics:
+        target.generate(**tiny.prompts(40, seed=9), max_new_tokens=30, **sampling)
+    return statistics.mean_acceptance_length
+
+
+@pytest.mark.parametrize("kind", DRAFTS)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_more_is_accepted_and_greedy_output_stays(target, kind, temperature):
+    plain = target.generate(**tiny.prompts(6, seed=9), max_new_tokens=30, do_sample=False)
+    learner = attached(target, kind)
+    learner.use = SamplingParams(temperature)
+    sampling = {"do_sample": True, "temperature": 0.7} if temperature else {"do_sample": False}
+    before = kept(target, **sampling)
+    learn(learner, 120)
+    assert learner.num_taken_over > 0
+    assert kept(target, **sampling) > before + 0.05
+    assert torch.equal(target.generate(**tiny.prompts(6, seed=9), max_new_tokens=30, do_sample=False), plain)
+
+
+def test_it_learns_by_itself_while_texts_are_decoded(target):
+    learner = hs.Learner(share=0.99)
+    hs.attach(target, draft_of(target), learn=learner)
+    for seed in range(30):
+        target.generate(**tiny.prompts(4, seed=seed), max_new_tokens=20)
+    assert learner.num_texts == 120
+    assert learner.num_steps > 0
+
+
+def test_tokens_under_a_seed_are_those_of_plain_generate(target):
+    call = tiny.prompts(3) | {"do_sample": True, "max_new_tokens": 20}
+    torch.manual_seed(5)
+    plain = [target.generate(**call), torch.rand(3)]
+    learner = attached(target, "dflash")  # whose blocks are at random places
+    torch.manual_seed(5)
+    found = [target.generate(**call, reproducible=True), torch.rand(3)]
+    assert learner.num_steps > 0
+    assert all(map(torch.equal, plain, found))
+
+
+def test_the_target_and_the_draft_given_stay_as_they_are(target):
+    draft = draft_of(target)
+    before = [lessons.weights(target), lessons.weights(draft)]
+    learner, examples = hs.Learner(share=0.99, learning_rate=3e-3), lessons.examples(target, 40)
+    hs.attach(target.train(), draft, learn=learner)
+    for example in examples:
+        learner.take(example.prompt_ids, example.new_ids)
+    learn(learner, 60)
+    assert learner.num_taken_over > 0
+    assert all(map(torch.equal, before, [lessons.weights(target), lessons.weights(draft)]))
+    assert target.training
+    assert all(weight.grad is None for weight in target.parameters())
+
+
+def test_what_is_not_better_does_not_take_over(target, monkeypatch):
+    learner = attached(target)
+    before = lessons.weights(learner.draft)
+    monkeypatch.setattr(learner, "_gain", lambda text: [-0.1, 0.1][len(learner.gains) % 2])
+    learn(learner, 20)
+    assert learner.num_taken_over == 0
+    assert torch.equal(lessons.weights(learner.draft), before)
+    assert not torch.equal(lessons.weights(learner.student.module), before)
+    monkeypatch.setattr(learner, "_gain", lambda text: -0.1 - 0.01 * (len(learner.gains) % 2))
+    learn(learner, 40)
+    assert torch.equal(lessons.weights(learner.draft), before)
+    learner.next_judgement = learner.num_steps  # at once, before another step
+    learner.gains.clear()
+    for _ in range(len(learner.held_out) + 1):
+        learner.balance = 1.0
+        learner.spend(0.0)
+    assert torch.equal(lessons.weights(learner.student.module), before), "what is clearly worse is thrown away"
+
+
+def test_no_more_than_its_share_of_the_time(target, monkeypatch):
+    learner, clock = attached(target, share=0.05), [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(learner, "_go_on", lambda: clock.__setitem__(0, clock[0] + 2.0))
+    learner.balance = learner.seconds = 0.0
+    for _ in range(1000):
+        learner.spend(1.0)
+    assert 50 <= learner.seconds <= 52  # and one piece of work
+
+
+def test_a_failure_ends_learning_and_not_the_call(target, monkeypatch):
+    plain = target.generate(**tiny.prompts(2), max_new_tokens=10)
+    learner = attached(target)
+    monkeypatch.setattr(learner.optimizer, "step", lambda: 1 / 0)
+    with pytest.warns(UserWarning, match="learns no more, and is used as it is: ZeroDivisionError"):
+        found = target.generate(**tiny.prompts(2), max_new_tokens=10)
+    assert torch.equal(found, plain)
+    assert learner.is_frozen
+    num_steps = learner.num_steps
+    target.generate(**tiny.prompts(2), max_new_tokens=10)
+    assert learner.num_steps == num_steps
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_it_learns_in_every_mode_of_torch(target, mode):
+    learner = attached(target)
+    with mode():
+        target.generate(**tiny.prompts(2), max_new_tokens=10)
+    assert learner.num_steps > 0
+    assert not learner.is_frozen
+
+
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_a_folder_keeps_what_was_learned(target, tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(module, "tokenizer_of", lambda target: hs.embedded_pair()[2])
+    learner = attached(target, kind, folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+    learn(learner, 60)
+    assert learner.num_taken_over > 0
+    again = hs.Learner(tmp_path)
+    other = tiny.llama()
+    hs.attach(other, draft_of(other, kind), learn=again)
+    torch.testing.assert_close(lessons.weights(again.draft), lessons.weights(learner.draft))
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_an_engine_learns_from_its_requests(target):
+    learner = hs.Learner(share=0.99)
+    hs.attach(target, draft_of(target), learn=learner)
+    with closing(Engine(target, max_lanes=4)) as engine:
+        requests = [engine.submit([5, 6, 7 + n], lambda _: None, lambda _: None, max_new_tokens=12) for n in range(30)]
+        deadline = time.monotonic() + 60
+        while engine.num_running + engine.num_waiting and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert learner.num_texts == len(requests)
+    assert learner.num_steps > 0
+
+
+def test_a_copy_of_the_model_learns_apart(target):
+    learner = attached(target)
+    other = copy.deepcopy(target)
+    again = pickle.loads(pickle.dumps(target))
+    for one in (other, again):
+        own = one.generate.config.learn
+        assert own is not learner and own.teacher.target is one
+        assert own.draft is one.generate.draft_model
+        learn(own, 20)
+    assert learner.num_steps == 0
+
+
+def test_short_texts_and_long_ones(target):
+    learner = attached(target, num_texts=0)
+    learner.take([1], [2])
+    assert learner.num_texts == 0
+    learner.take(list(range(600)), list(range(100)))
+    (text,) = learner.texts
+    assert text.prompt_ids == tuple(range(600 - 412, 600)) and text.num_tokens == module.MAX_LENGTH
+
+
+def _frozen(target):
+    return draft_of(target).requires_grad_(False)
+
+
+def _quantized(target):
+    draft = draft_of(target)
+    draft.is_quantized = True  # as transformers marks it
+    return draft
+
+
+@pytest.mark.parametrize(
+    "draft, learn, message",
+    [
+        (lambda target: "suffix", True, "trains a draft model or a head, and `draft_model` is none"),
+        (lambda target: None, True, "and `draft_model` is none"),
+        (_frozen, True, "all weights of `draft_model` are frozen"),
+        (_quantized, True, "are quantized"),
+        (draft_of, 3, "of type int"),
+    ],
+)
+def test_what_cannot_learn_is_refused(target, draft, learn, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        hs.attach(target, draft(target), learn=learn)
+    assert "generate" not in vars(target)
+
+
+def test_it_begins_with_attach(target):
+    learner = hs.Learner()
+    with pytest.raises(ValueError, match="begins with `attach"):
+        hs.generate(
+            target,
+            **tiny.prompts(1),
+            draft_model=draft_of(target),
+            speculative_config=hs.SpeculativeConfig(learn=learner),
+        )
+    hs.attach(target, draft_of(target), config=hs.SpeculativeConfig(learn=learner))
+    target.generate(**tiny.prompts(1), max_new_tokens=5)
+    assert learner.num_texts == 1
+
+
+def test_settings_out_of_range():
+    for share in (0, 1, -0.1, float("nan")):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            hs.Learner(share=share)
+    with pytest.raises(ValueError, match="learning_rate=0"):
+        hs.Learner(learning_rate=0)
+
+
+def test_an_encoder_decoder_model_is_refused():
+    model = T5ForConditionalGeneration(T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
+    with pytest.raises(ValueError, match="learn from texts alone"):
+        hs.attach(model, copy.deepcopy(model), learn=True)
+
+
+def test_only_attach_takes_more_than_a_learner(target):
+    with pytest.raises(TypeError, match=r"`learn=True` .*attach"):
+        hs.SpeculativeConfig(learn=True)
