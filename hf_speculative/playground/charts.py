@@ -1,5 +1,6 @@
 """The two plots that move, as shares of a plot's width and height; plots.html draws them in the page's own colours."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +39,5 @@ def kept(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
 
 def _round_number(value: float) -> float:
     """The next number above that reads well."""
-    size = 1.0
-    while size * 10 <= value:
-        size *= 10
-    return next(step * size for step in (1, 2, 4, 6, 8, 10) if step * size >= value) if value > 1 else 1.0
+    size = 10 ** math.floor(math.log10(max(1.0, value)))
+    return next(step * size for step in (1.0, 2.0, 4.0, 6.0, 8.0, 10.0) if step * size >= value)

@@ -48,7 +48,7 @@ def build(
     first = replace(first or Settings(), method=models.methods[0])
     prompts = prompts or ["Once upon a time"]
     with gr.Blocks(title="hf-speculative playground", analytics_enabled=False) as blocks:
-        html(render("playground/heading.html", {"name": name}))
+        html(render("playground/heading.html", name=name))
         shown = gr.State(None)
         prompt = gr.Textbox(prompts[0], label="Prompt", lines=4, max_lines=12)
         with gr.Row():
