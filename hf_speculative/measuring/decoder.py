@@ -28,6 +28,7 @@ from ..generation import generate, generate_rounds
 from ..models import device_of
 from ..models.model_state import keeping
 from ..sampling.copying import clone
+from ..tokenizers.chat import ids_of
 from ..types import Round
 from .calls import Decoded, all_rounds, peak_of, timed_generate
 from .drafts import NamedDraft
@@ -80,9 +81,8 @@ class Decoder:
 
         Where prompts are repeated, it decodes to the end unless `is_brief`: compiled passes may depend on the length.
         """
-        few = {} if self.forgets and not self.is_brief else {"max_new_tokens": min(FEW, self.kwargs["max_new_tokens"])}
-        if few and self.kwargs.get("min_new_tokens") is not None:
-            few["min_new_tokens"] = min(FEW, self.kwargs["min_new_tokens"])
+        lengths = () if self.forgets and not self.is_brief else ("max_new_tokens", "min_new_tokens")
+        few = {name: min(FEW, self.kwargs[name]) for name in lengths if self.kwargs.get(name) is not None}
         call = self._inputs(prompts) | self._kwargs(setting) | few
         with self._seeded(0), keeping(self.target, {}):
             if setting.is_ours:
@@ -96,27 +96,15 @@ class Decoder:
         with self._seeded(batch), keeping(self.target, self._kept(setting)), peak_of(self.target) as peak_bytes:
             if setting.is_ours:
                 found, counts, decoded, ends = all_rounds(self.target, call)
-                rows = list(map(self._row, indices, found.new_tokens, found.acceptance_prob, counts.rows))
-                for number, row in enumerate(rows):
-                    row.seconds = ends.get(number, decoded.seconds)
+                rows = list(map(self._row, indices, found.new_tokens, found.acceptance_prob, counts.rows, ends))
             else:
                 counts, decoded = None, self._without_us(setting, call)
-                rows = list(map(self._plain_row, indices, decoded.new_ids, prompts))
-                for row in rows:
-                    num_new = len(row.new_ids)
-                    row.seconds = next((at for num, at in decoded.steps if num >= num_new), decoded.seconds)
+                rows = [
+                    self._plain_row(*of_row, decoded) for of_row in zip(indices, decoded.new_ids, prompts, strict=True)
+                ]
+        first = decoded.first_seconds, decoded.num_first_tokens
         passes = None if setting.rival is None else decoded.num_target_passes
-        return Call(
-            setting.name,
-            batch,
-            decoded.seconds,
-            rows,
-            counts,
-            first_seconds=decoded.first_seconds,
-            num_first_tokens=decoded.num_first_tokens,
-            num_passes=passes,
-            peak_bytes=next(iter(peak_bytes), None),
-        )
+        return Call(setting.name, batch, decoded.seconds, rows, counts, *first, passes, *peak_bytes)
 
     def _without_us(self, setting: Setting, call: dict[str, Any]) -> Decoded:
         stops = self._given("stop_strings")
@@ -214,16 +202,18 @@ class Decoder:
             torch.manual_seed(self.seed + batch)
             yield
 
-    def _row(self, index: int, ids: list[int], acceptance_prob: list[float], counts: RowStatistics) -> Row:
+    def _row(
+        self, index: int, ids: list[int], acceptance_prob: list[float], counts: RowStatistics, seconds: float
+    ) -> Row:
         chances = [None if math.isnan(chance) else float(f"{chance:.4f}") for chance in acceptance_prob]
-        return Row(index, ids, self._text(ids), None, chances, counts)
+        return Row(index, ids, self._text(ids), None, chances, counts, seconds)
 
-    def _plain_row(self, index: int, ids: list[int], prompt: list[int]) -> Row:
+    def _plain_row(self, index: int, ids: list[int], prompt: list[int], decoded: Decoded) -> Row:
         """A row up to its end token."""
-        eos = self._given("eos_token_id")
-        ends = {eos} if isinstance(eos, int) else {*(eos or ())}
+        ends = ids_of(self._given("eos_token_id"))
         ids = ids[: next((i + 1 for i, token in enumerate(ids) if token in ends), len(ids))]
-        return Row(index, ids, self._text(ids), self._text(prompt))
+        seconds = next((at for num, at in decoded.steps if num >= len(ids)), decoded.seconds)
+        return Row(index, ids, self._text(ids), self._text(prompt), seconds=seconds)
 
     def _text(self, ids: list[int]) -> str:
         return "" if self.tokenizer is None else self.tokenizer.decode(ids, skip_special_tokens=True)

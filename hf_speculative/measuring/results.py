@@ -170,11 +170,10 @@ class Evaluation:
         found: dict[int, bool] = {}
         if setting.is_exact and not setting.is_plain:
             theirs = self.calls.get(setting.baseline.name, {})
-            for batch, call in self.calls[setting.name].items():
-                expected = {row.index: row.new_ids for row in theirs[batch].rows} if batch in theirs else {}
-                for row in call.rows:
-                    if row.index in expected:
-                        found[row.index] = found.get(row.index, True) and row.new_ids == expected[row.index]
+            both = ((call, theirs[batch]) for batch, call in self.calls[setting.name].items() if batch in theirs)
+            for ours, plain in both:
+                for row, expected in zip(ours.rows, plain.rows, strict=True):
+                    found[row.index] = found.get(row.index, True) and row.new_ids == expected.new_ids
         return found
 
     @property
