@@ -74,14 +74,15 @@ def from_pretrained(
     if own_generate(target) is not None:
         del target.generate
     tokenizer_name = pairing.tokenizer or ("." if pairing.draft_tokenizer is not None else None)
+    elsewhere = loading | ({} if pairing.draft_revision is None else {"revision": pairing.draft_revision})
     saved = SpeculativeConfig(
         tokenizer=_tokenizer(tokenizer_name, repo, here, {}),
-        draft_tokenizer=_tokenizer(pairing.draft_tokenizer, repo, here, loading | _revision(pairing)),
+        draft_tokenizer=_tokenizer(pairing.draft_tokenizer, repo, here, elsewhere),
         **pairing.settings,
     )
     draft = None
     if pairing.model is not None:
-        name, place = _located(pairing.model, repo, here, loading | _revision(pairing))
+        name, place = _located(pairing.model, repo, here, elsewhere)
         own = {"dtype": target.dtype} | place | (draft_kwargs or {})
         draft = load_model(name, **own)
         if "device_map" not in own and device_of(draft) != device_of(target):
@@ -236,7 +237,3 @@ def _tokenizer(source: str | None, repo: str, here: dict[str, Any], elsewhere: d
         return None
     name, place = _located(source, repo, here, elsewhere)
     return AutoTokenizer.from_pretrained(name, **place)
-
-
-def _revision(pairing: Pairing) -> dict[str, str]:
-    return {"revision": pairing.draft_revision} if pairing.draft_revision is not None else {}

@@ -58,8 +58,7 @@ class SpeculativeLM(HFLM):
     """
 
     def __init__(self, pretrained: str | PreTrainedModel, **kwargs):
-        options = {name: kwargs.pop(name) for name in DRAFTING if name in kwargs}
-        options = {name: value for name, value in options.items() if value is not None}
+        options = {name: value for name in DRAFTING if (value := kwargs.pop(name, None)) is not None}
         of_draft = {name: kwargs.pop(name, None) for name in DRAFT_OPTIONS}
         for own, alias in (ROWS["draft_model"].names, ROWS["draft_tokenizer"].names):
             if of_draft[own] is not None and of_draft[alias] is not None:
@@ -75,8 +74,8 @@ class SpeculativeLM(HFLM):
 
         draft_tokenizer = of_draft["draft_tokenizer"] or of_draft["assistant_tokenizer"]
         self.draft_name = draft_model if isinstance(draft_model, str) else getattr(draft_model, "name_or_path", None)
+        target = unwrap(self.model, "pretrained")
         if is_named:
-            target = unwrap(self.model, "pretrained")
             name, draft_model = draft_model, load_model(draft_model, dtype=target.dtype, **loading)
             draft_model = draft_model.to(device_of(target))
             draft_tokenizer = draft_tokenizer or tokenizer_of_draft(name, self.tokenizer, **loading)
@@ -87,7 +86,6 @@ class SpeculativeLM(HFLM):
         if draft_tokenizer is not None:
             options |= {"tokenizer": self.tokenizer, "draft_tokenizer": draft_tokenizer}
         # A wrong option raises now, not after hours of likelihoods.
-        target = unwrap(self.model, "pretrained")
         if prepare(target, as_keywords(options), *attached_to(target)) is None:
             raise ValueError("`hf-speculative` has no source of drafts: give `draft_model=`, auto if you have none.")
         self._speculating = _Speculating(self.model, options)
