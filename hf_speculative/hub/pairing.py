@@ -141,13 +141,10 @@ def save_pretrained(
         draft_model = attached_draft if draft_model is None else draft_model
         config = config.over(theirs)
     left_out = (*TOKENIZERS, "allow_lossy", "optimize")
-    values = {name: value for name, value in vars(config).items() if name not in left_out}
-    settable = ((name, value) for name, value in values.items() if name in SETTINGS)
-    written = {name: value for name, value in settable if isinstance(value, (str, int, float))}
-    held = [name for name, value in values.items() if value is not None and name not in written]
-    if held:
-        names = ", ".join(f"`{name}`" for name in held)
-        raise ValueError(f"{names}: {FILE_NAME} cannot hold that: give it in the call after loading.")
+    given = {name: value for name, value in vars(config).items() if value is not None and name not in left_out}
+    written = {name: given[name] for name in SETTINGS if isinstance(given.get(name), (str, int, float))}
+    if held := ", ".join(f"`{name}`" for name in given if name not in written):
+        raise ValueError(f"{held}: {FILE_NAME} cannot hold that: give it in the call after loading.")
     if draft_model is None and not is_configured(model.generation_config):
         raise ValueError("nothing to name as a draft: give `draft_model=`, or attach one first.")
     tokenizer, draft_tokenizer = tokenizer or config.tokenizer, draft_tokenizer or config.draft_tokenizer

@@ -101,10 +101,8 @@ class Clock(StoppingCriteria):
         if not self.steps:
             wait_for(input_ids.device)
         self.steps.append((input_ids.shape[1] - self.width, time.perf_counter() - self.start))
-        if not self.criteria:
-            return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
         done = self.criteria(input_ids, scores, **kwargs)
-        for row, is_done in enumerate(done.tolist()):
+        for row, is_done in enumerate(done.tolist() if self.criteria else ()):  # a GPU is not waited for in vain
             if is_done:
                 self.ends.setdefault(row, input_ids.shape[1])
         return done

@@ -36,13 +36,9 @@ def assisted(target: PreTrainedModel, draft: NamedDraft, name: str = "assisted")
     def decode(call: dict[str, Any]) -> Decoded:
         helper = exchanged(draft.model, {})  # its settings are read from, and written to, the draft's generation config
         helper.generation_config = copy.deepcopy(draft.model.generation_config)
-        length = call.pop("num_draft_tokens", None)
-        if length is not None:
-            helper.generation_config.update(
-                num_assistant_tokens=length,
-                num_assistant_tokens_schedule="constant",
-                assistant_confidence_threshold=0.0,
-            )
+        if (length := call.pop("num_draft_tokens", None)) is not None:
+            constant = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+            helper.generation_config.update(num_assistant_tokens=length, **constant)
         own = {} if draft.tokenizer is None else {"assistant_tokenizer": draft.tokenizer}
         passes: list[PreTrainedModel] = []
         # a draft of the target's first layers is a shallow copy, which has the same hooks

@@ -18,10 +18,8 @@ def speeds(plain: Sequence[tuple[float, int]], own: Sequence[tuple[float, int]])
     Args:
         plain, own: seconds and tokens after each pass.
     """
-    lines = {
-        name: [(seconds, tokens / seconds) for seconds, tokens in times[NUM_SKIPPED:]]
-        for name, times in (("plain", plain), ("own", own))
-    }
+    ways = {"plain": plain[NUM_SKIPPED:], "own": own[NUM_SKIPPED:]}
+    lines = {name: [(seconds, tokens / seconds) for seconds, tokens in times] for name, times in ways.items()}
     points = [point for line in lines.values() for point in line]
     right, top = max((x for x, _ in points), default=1.0), _round_number(max((y for _, y in points), default=1.0))
     shares = {name: [(x / right, y / top) for x, y in line] for name, line in lines.items()}

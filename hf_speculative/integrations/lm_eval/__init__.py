@@ -105,10 +105,9 @@ class SpeculativeLM(HFLM):
         if self.rank == 0:
             own = self.statistics
             passes = f"{own.num_new_tokens} tokens in {own.num_target_forwards} target passes"
-            rate, length = own.draft_acceptance_rate, f"{own.mean_acceptance_length:.2f} tokens a speculative step"
-            logger.info(
-                "%s, %.1f%% of the draft tokens accepted, %s (bonus token included)", passes, 100 * rate, length
-            )
+            kept = f"{100 * own.draft_acceptance_rate:.1f}% of the draft tokens accepted"
+            length = f"{own.mean_acceptance_length:.2f} tokens a speculative step (bonus token included)"
+            logger.info("%s, %s, %s", passes, kept, length)
         return texts
 
     def get_model_info(self) -> dict:
@@ -169,10 +168,8 @@ class EachRow(StoppingCriteria):
 
 def _check_names(pretrained, kwargs: dict[str, Any]) -> None:
     """`HFLM` passes unknown keywords to `from_pretrained`, and drops them if the model is loaded already."""
-    unknown = sorted(kwargs.keys() - inspect.signature(HFLM.__init__).parameters.keys())
-    for name in unknown:
-        meant = close_to(name, (*DRAFTING, *DRAFT_OPTIONS))
-        if meant:
+    for name in sorted(kwargs.keys() - inspect.signature(HFLM.__init__).parameters.keys()):
+        if meant := close_to(name, (*DRAFTING, *DRAFT_OPTIONS)):
             raise TypeError(f"`{name}={kwargs[name]!r}` is no option: did you mean `{meant}`?")
         if not isinstance(pretrained, str):
             raise TypeError(f"`{name}={kwargs[name]!r}` has no effect on a model that is loaded already: leave it out.")

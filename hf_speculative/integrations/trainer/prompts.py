@@ -33,8 +33,7 @@ def prompts_of(inputs: dict[str, Tensor], pad_token_id: int) -> dict[str, Tensor
             )
         columns = torch.arange(ids.shape[1], device=ids.device)
         is_prompt = is_prompt & (columns < first_labels(labels)[:, None])
-    without = (~is_prompt.any(1)).nonzero().flatten().tolist()
-    if without:
+    if without := (~is_prompt.any(1)).nonzero().flatten().tolist():
         raise ValueError(
             f"rows {without} have no prompt: set its labels to {IGNORED}, or override `generation_inputs`."
         )
