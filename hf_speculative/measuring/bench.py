@@ -125,6 +125,7 @@ def bench(
     max_new_tokens: int = 96,
     repeats: int = 3,
     results: Path | None = None,
+    progress: bool = True,
     raw: bool = False,
     minutes: float | None = None,
     say: Callable[[str], None] = print,
@@ -184,6 +185,7 @@ def bench(
                 rivals=rivals,
                 skip_failing=True,
                 results=None if results is None else results / place.file_name,
+                progress=progress,
                 **options,
             )
         except (RuntimeError, ValueError) as error:  # go on with the other places
