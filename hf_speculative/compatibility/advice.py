@@ -30,14 +30,14 @@ class Advice:
 
     def recommendation(self, decoding: str, batch_size: int = 1) -> Recommendation | None:
         """Which source to use; `None` where none could be measured."""
-        evaluation, samples = self.evaluations[batch_size], DECODINGS[decoding]
-        temperatures = (t for t in evaluation.temperatures if bool(t) == samples)
-        return next((found for t in temperatures if (found := evaluation.recommendation(t)) is not None), None)
+        found = self.evaluations[batch_size].recommendations
+        return next((one for one in found if bool(one.best.temperature) == DECODINGS[decoding]), None)
 
     def pays_at(self, batch_size: int) -> bool | None:
         """Some source is clearly faster than plain decoding, greedy or sampled; `None` if it is too close to tell."""
-        found = [r for decoding in DECODINGS if (r := self.recommendation(decoding, batch_size)) is not None]
-        if not found and any(map(self.evaluations[batch_size].is_too_short, self.evaluations[batch_size].settings)):
+        evaluation = self.evaluations[batch_size]
+        found = evaluation.recommendations
+        if not found and any(map(evaluation.is_too_short, evaluation.settings)):
             return None
         if any(recommendation.is_gain for recommendation in found):
             return True

@@ -150,8 +150,8 @@ def check(
                 again = run(read, greedy, ids, 1, seconds / 2)
                 readings = tuple(_reading(fields, again, label) for label, (fields, _) in others.items())
                 examination = Examination(named, readings)
-    models = {"target": target} | ({"draft": draft} if draft is not None else {})
-    parameters = {role: num_parameters(one) for role, one in models.items()}
+    models = {"target": target, "draft": draft}
+    parameters = {role: num_parameters(one) for role, one in models.items() if one is not None}
     return replace(answer, advice=Advice(found, parameters, examination))
 
 

@@ -3,7 +3,7 @@
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -144,9 +144,9 @@ def _audit(
 
 def _read(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Float64 logits after the last of `ids (1, n)`, by a pass without a cache, and what layers give for the last ones."""
-    with _Layers(model) as layers:
+    with _states(model) as states:
         logits = model(input_ids=ids, use_cache=False).logits[0, -1].double()
-    return logits, layers.last
+    return logits, states
 
 
 def _wrong_layer(model: PreTrainedModel, ids: Tensor, fresh: list[Tensor], exact: list[Tensor]) -> str | None:
@@ -155,33 +155,31 @@ def _wrong_layer(model: PreTrainedModel, ids: Tensor, fresh: list[Tensor], exact
     if num_ahead == 0 or choose(model).name != "ragged":
         return None
     before = ids.shape[1] - num_ahead
-    with _Layers(model) as layers:
+    with _states(model) as states:
         cached, batch = RaggedModel(model), Batch(ids[:, :before], [0], max_length=ids.shape[1] + 1)
         cached.prefill(batch)
         batch.put(ids[:, before:])
         cached.logits(batch, ahead=num_ahead, num_last=1)
     path = decoder_layers(model)
-    for index, (found, one, right) in enumerate(zip(layers.last, fresh, exact, strict=True)):
+    for index, (found, one, right) in enumerate(zip(states, fresh, exact, strict=True)):
         rounding = (one - right).abs().max() + torch.finfo(model.dtype).eps * right.abs().max()
         if (found - right).abs().max() > MOST_OF_LAYER * rounding:
             return f"{path}.{index}"
     return None
 
 
-class _Layers(ExitStack):
-    """While it is open: `last`, what each decoder layer of `model` gave in its last pass for the last columns, in float64."""
+@contextmanager
+def _states(model: PreTrainedModel) -> Iterator[list[Tensor]]:
+    """What each decoder layer of `model` gives in its last pass for the last columns, in float64."""
+    path = decoder_layers(model)
+    layers = [] if path is None else list(model.get_submodule(path).children())
+    last = [torch.zeros(1)] * len(layers)
 
-    def __init__(self, model: PreTrainedModel):
-        super().__init__()
-        path = decoder_layers(model)
-        layers = [] if path is None else list(model.get_submodule(path).children())
-        self.last = [torch.zeros(1)] * len(layers)
+    def keep(index: int, layer, args, output) -> None:
+        states = output[0] if isinstance(output, tuple) else output
+        last[index] = states[0, -NUM_COLUMNS:].double()
+
+    with ExitStack() as hooks:
         for index, layer in enumerate(layers):
-            self.callback(layer.register_forward_hook(self._keeping(index)).remove)
-
-    def _keeping(self, index: int):
-        def keep(layer, args, output) -> None:
-            states = output[0] if isinstance(output, tuple) else output
-            self.last[index] = states[0, -NUM_COLUMNS:].double()
-
-        return keep
+            hooks.enter_context(layer.register_forward_hook(functools.partial(keep, index)))
+        yield last

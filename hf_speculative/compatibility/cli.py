@@ -74,9 +74,8 @@ def check(settings: Options) -> None:
         quiet_transformers()
         path = settings.prompts
         texts = None if path is None else _usable(read_prompts(path, settings.field), err)
-        target, draft, tokenizer, other = load_pair(
-            settings.model, settings.draft_model, settings.machine, ("MODEL", "DRAFT_MODEL"), needs_draft=False
-        )
+        names = ("MODEL", "DRAFT_MODEL")
+        target, draft, tokenizer, other = load_pair(settings.model, settings.draft_model, settings.machine, names)
     if draft is not None and not isinstance(draft, PreTrainedModel):
         raise ValueError(f"DRAFT_MODEL {settings.draft_model}: give a model. Sources that need none are tried anyway.")
     own = tokenizer_beside(draft) or other or (tokenizer if draft is not None else None)

@@ -31,10 +31,9 @@ def print_answer(console: Console, answer: Compatibility) -> None:
     for role, report in reports.items():
         if report.why is not None and report.path != "ragged":
             console.print(Text(f"Why the {role} is not on the ragged path: it {report.why}."))
-        if report.linears is not None:
-            console.print(Text(f"Linear layers of the {role}: {report.linears}."))
-        if report.passes is not None:
-            console.print(Text(f"Passes of the {role}: {report.passes}."))
+        for what, told in (("Linear layers", report.linears), ("Passes", report.passes)):
+            if told is not None:
+                console.print(Text(f"{what} of the {role}: {told}."))
     console.print("Logits: through the cache, against one plain pass; the largest difference, in standard deviations.")
     if answer.vocabulary is not None:
         strategy = f"; strategy: {answer.vocabulary.strategy}" if answer.vocabulary.strategy else ""
@@ -58,8 +57,6 @@ def print_audits(console: Console, tokenizer: PreTrainedTokenizerBase, audits: d
         first, second = [repr(text) for text in tokenizer.batch_decode([[token] for token in audit.tokens])]
         console.print(as_text(f"row {row}, {first} or {second}: {audit}", "yellow" if audit.is_tie else "red"))
     num_ties = sum(audit.is_tie for audit in differ.values())
-    console.print(
-        f"{len(differ)} of {len(audits)} texts differ, {num_ties} by ties within rounding"
-        + ("." if num_ties == len(differ) else f", [red]{len(differ) - num_ties} not[/].")
-    )
+    others = f", [red]{len(differ) - num_ties} not[/]" if num_ties < len(differ) else ""
+    console.print(f"{len(differ)} of {len(audits)} texts differ, {num_ties} by ties within rounding{others}.")
     return num_ties == len(differ)

@@ -58,12 +58,11 @@ def card(
     target_name = target_name or header["target"]
     draft_name = draft_name or (draft and (header["drafts"].get(draft) or draft))
     api = HfApi(token=token)
-    readme = None if path is None else Path(path)
-    if readme is not None:
-        readme = readme if readme.suffix == ".md" else readme / "README.md"
+    readme = commit = None
+    if path is not None:
+        readme = Path(path) if Path(path).suffix == ".md" else Path(path, "README.md")
         files.check_output("`path`:", readme, makes_folders=True)
-    commit = None
-    if push_to_hub is not None:
+    elif push_to_hub is not None:
         commit = api.model_info(push_to_hub).sha
         patterns = ["README.md", FILE_NAME]
         readme = Path(api.snapshot_download(push_to_hub, revision=commit, allow_patterns=patterns), "README.md")
@@ -77,7 +76,7 @@ def card(
         title = f"{title} with the draft {short}" if repo is not None else f"{short}, a draft for {title}"
     best = max(figures, key=speedup_of).setting
     code = usage(target_name, bool(header.get("is_chat")), draft_name, repo, best if draft_name is None else None)
-    body = render("card.md", target=target_name, draft=draft_name, usage=code, **shown(found, draft))
+    body = render("hub/card.md", target=target_name, draft=draft_name, usage=code, **shown(found, draft))
 
     def metadata(existing: dict[str, Any]) -> dict[str, Any]:
         """The keys to set; what a user set already, other than lists that grow, stays."""

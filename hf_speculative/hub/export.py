@@ -38,7 +38,7 @@ def export_generate(folder: str | Path, *, repo_id: str | None = None) -> Path:
     num_draft_tokens = None if draft_model is None else pairing.settings.get("num_draft_tokens")
     shown: dict[str, Any] = {"draft_model": draft_model, "num_draft_tokens": num_draft_tokens}
     shown |= {"has_weights": (folder / "config.json").exists(), "repo": repo_id or str(folder)}
-    body, title = render("custom_generate/README.md", **shown), "Speculative decoding through `custom_generate`"
+    body, title = render("hub/custom_generate/README.md", **shown), "Speculative decoding through `custom_generate`"
     existing = readme.read_bytes().decode() if readme.exists() else ""
     text = edit(existing, "custom_generate", title, body, lambda metadata: with_tags(metadata, TAGS))
     code.mkdir(parents=True, exist_ok=True)

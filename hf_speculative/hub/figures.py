@@ -47,10 +47,10 @@ def choose_draft(evaluations: Mapping[str, Evaluation], draft_model: str | None)
     Raises:
         ValueError: several were evaluated and none is chosen, or the one chosen was not.
     """
-    found = [s.draft for evaluation in evaluations.values() for s in evaluation.settings if s.draft is not None]
-    names = list(dict.fromkeys(found))
+    drafts = (setting.draft for evaluation in evaluations.values() for setting in evaluation.settings)
+    names = [name for name in dict.fromkeys(drafts) if name is not None]
     if draft_model is None and len(names) <= 1:
-        return names[0] if names else None
+        return next(iter(names), None)
     if draft_model is None:
         raise ValueError(f"several drafts were evaluated, {', '.join(names)}: choose one by `draft_model`.")
     if draft_model not in names:

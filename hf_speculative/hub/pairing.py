@@ -74,14 +74,15 @@ def from_pretrained(
     if own_generate(target) is not None:
         del target.generate
     tokenizer_name = pairing.tokenizer or ("." if pairing.draft_tokenizer is not None else None)
+    elsewhere = loading | ({} if pairing.draft_revision is None else {"revision": pairing.draft_revision})
     saved = SpeculativeConfig(
         tokenizer=_tokenizer(tokenizer_name, repo, here, {}),
-        draft_tokenizer=_tokenizer(pairing.draft_tokenizer, repo, here, loading | _revision(pairing)),
+        draft_tokenizer=_tokenizer(pairing.draft_tokenizer, repo, here, elsewhere),
         **pairing.settings,
     )
     draft = None
     if pairing.model is not None:
-        name, place = _located(pairing.model, repo, here, loading | _revision(pairing))
+        name, place = _located(pairing.model, repo, here, elsewhere)
         own = {"dtype": target.dtype} | place | (draft_kwargs or {})
         draft = load_model(name, **own)
         if "device_map" not in own and device_of(draft) != device_of(target):
@@ -140,13 +141,10 @@ def save_pretrained(
         draft_model = attached_draft if draft_model is None else draft_model
         config = config.over(theirs)
     left_out = (*TOKENIZERS, "allow_lossy", "learn", "optimize")
-    values = {name: value for name, value in vars(config).items() if name not in left_out}
-    settable = ((name, value) for name, value in values.items() if name in SETTINGS)
-    written = {name: value for name, value in settable if isinstance(value, (str, int, float))}
-    held = [name for name, value in values.items() if value is not None and name not in written]
-    if held:
-        names = ", ".join(f"`{name}`" for name in held)
-        raise ValueError(f"{names}: {FILE_NAME} cannot hold that: give it in the call after loading.")
+    given = {name: value for name, value in vars(config).items() if value is not None and name not in left_out}
+    written = {name: given[name] for name in SETTINGS if isinstance(given.get(name), (str, int, float))}
+    if held := ", ".join(f"`{name}`" for name in given if name not in written):
+        raise ValueError(f"{held}: {FILE_NAME} cannot hold that: give it in the call after loading.")
     if draft_model is None and not is_configured(model.generation_config):
         raise ValueError("nothing to name as a draft: give `draft_model=`, or attach one first.")
     tokenizer, draft_tokenizer = tokenizer or config.tokenizer, draft_tokenizer or config.draft_tokenizer
@@ -236,7 +234,3 @@ def _tokenizer(source: str | None, repo: str, here: dict[str, Any], elsewhere: d
         return None
     name, place = _located(source, repo, here, elsewhere)
     return AutoTokenizer.from_pretrained(name, **place)
-
-
-def _revision(pairing: Pairing) -> dict[str, str]:
-    return {"revision": pairing.draft_revision} if pairing.draft_revision is not None else {}

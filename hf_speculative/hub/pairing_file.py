@@ -111,9 +111,8 @@ class Pairing:
         if not isinstance(values, dict):
             raise TypeError(f"a JSON object is needed, not a value of type {type(values).__name__}.")
         known = (*PLACES, *SETTINGS)
-        unknown = [key for key in values if key not in known]
-        if unknown:
-            raise ValueError(f"unknown key {', '.join(map(repr, unknown))}: the keys are {', '.join(known)}.")
+        if unknown := ", ".join(repr(key) for key in values if key not in known):
+            raise ValueError(f"unknown key {unknown}: the keys are {', '.join(known)}.")
         settings = {name: value for name, value in values.items() if name in SETTINGS}
         return cls(**{name: values.get(name) for name in PLACES}, settings=settings)
 

@@ -12,24 +12,23 @@ import yaml
 from huggingface_hub import ModelCard
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from huggingface_hub.utils import yaml_dump
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import StrictUndefined
 from markupsafe import Markup
 
-from ..reports.pages import visible
+from ..reports.pages import templates, visible
 
 
-def render(template: str, room: str = "hub", **values: Any) -> str:
-    """A template of a room, filled in. Text that is no `Markup` is shown as it is, whatever Markdown would make of it."""
-    environment = Environment(
-        loader=PackageLoader(f"hf_speculative.{room}", "."),
+def render(template: str, **values: Any) -> str:
+    """A template of the package, `hub/card.md`, filled in. Text that is no `Markup` is shown as it is, whatever Markdown would
+    make of it."""
+    environment = templates().overlay(
         autoescape=False,
-        trim_blocks=True,
-        lstrip_blocks=True,
         undefined=StrictUndefined,
         finalize=lambda value: escaped(value) if type(value) is str else value,
     )
-    environment.filters |= {"code": code, "fenced": fenced, "repr": lambda value: Markup(repr(value))}
-    return environment.get_template(template).render(**values).strip()
+    own = {"code": code, "fenced": fenced, "repr": lambda value: Markup(repr(value))}
+    environment.filters = environment.filters | own  # what is changed in place is shared
+    return environment.get_template(template).render(values).strip()
 
 
 def escaped(text: str) -> str:
@@ -72,10 +71,8 @@ def edit(text: str, section: str, title: str, body: str, metadata: Callable[[dic
     """
     mark = "\ufeff" if text.startswith("\ufeff") else ""
     text = text.removeprefix(mark)
-    is_crlf = "\r\n" in text and "\n" not in text.replace("\r\n", "")
-    if is_crlf:
-        text = text.replace("\r\n", "\n")
-    block, rest = _split(text)
+    newline = "\r\n" if "\r\n" in text and "\n" not in text.replace("\r\n", "") else "\n"
+    block, rest = _split(text.replace(newline, "\n"))
     existing = _parsed(block)
     if existing:
         ModelCard(f"---\n{block}---\n")  # what is broken already is said before anything is added
@@ -84,7 +81,7 @@ def edit(text: str, section: str, title: str, body: str, metadata: Callable[[dic
     rest = _with_section(rest or f"\n# {title}\n", section, body)
     edited = f"---\n{block}---\n{rest}"
     ModelCard(edited)  # what it cannot read, the Hub could not either
-    return mark + (edited.replace("\n", "\r\n") if is_crlf else edited)
+    return mark + edited.replace("\n", newline)
 
 
 def grown(existing: Any, ours: list[str]) -> list[str]:

@@ -60,10 +60,11 @@ def timed_generate(
     ids, seconds = timed(run, target.device)
     rows = enumerate(ids[:, width:].tolist())
     new_ids = [row[: int(min(len(row), clock.ends.get(index, math.inf) - width))] for index, row in rows]
-    return Decoded(new_ids, seconds, clock.first_seconds, clock.num_first_tokens, num_passes(), clock.steps)
+    num_first, first_seconds = clock.steps[0] if clock.steps else (0, None)
+    return Decoded(new_ids, seconds, first_seconds, num_first * len(new_ids), num_passes(), clock.steps)
 
 
-def all_rounds(target: PreTrainedModel, call: dict[str, Any]) -> tuple[Rows, Statistics, Decoded, dict[int, float]]:
+def all_rounds(target: PreTrainedModel, call: dict[str, Any]) -> tuple[Rows, Statistics, Decoded, list[float]]:
     """Time our own `generate`, and each row's end. The first round reads the prompts."""
     rows, first, counts = Rows(len(call["input_ids"])), (0.0, 0), Statistics()
     ends: dict[int, float] = {}
@@ -79,7 +80,8 @@ def all_rounds(target: PreTrainedModel, call: dict[str, Any]) -> tuple[Rows, Sta
             ends.update(dict.fromkeys(done, time.perf_counter() - start))
 
     _, seconds = timed(run, target.device)
-    return rows, counts, Decoded(rows.new_tokens, seconds, *first), ends
+    decoded = Decoded(rows.new_tokens, seconds, *first)
+    return rows, counts, decoded, [ends.get(row, seconds) for row in range(len(decoded.new_ids))]
 
 
 class Clock(StoppingCriteria):
@@ -92,20 +94,15 @@ class Clock(StoppingCriteria):
     def __init__(self, criteria: list[StoppingCriteria], width: int):
         self.criteria, self.width = StoppingCriteriaList(criteria), width
         self.ends: dict[int, int] = {}
-        self.start, self.num_first_tokens = 0.0, 0
+        self.start = 0.0
         self.steps: list[tuple[int, float]] = []
-        self.first_seconds: float | None = None
 
     def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:
-        if self.first_seconds is None:
+        if not self.steps:
             wait_for(input_ids.device)
-            self.first_seconds = time.perf_counter() - self.start
-            self.num_first_tokens = input_ids[:, self.width :].numel()
         self.steps.append((input_ids.shape[1] - self.width, time.perf_counter() - self.start))
-        if not self.criteria:
-            return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
         done = self.criteria(input_ids, scores, **kwargs)
-        for row, is_done in enumerate(done.tolist()):
+        for row, is_done in enumerate(done.tolist() if self.criteria else ()):  # a GPU is not waited for in vain
             if is_done:
                 self.ends.setdefault(row, input_ids.shape[1])
         return done

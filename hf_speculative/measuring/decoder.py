@@ -28,6 +28,7 @@ from ..generation import generate, generate_rounds
 from ..models import device_of
 from ..models.model_state import keeping
 from ..sampling.copying import clone
+from ..tokenizers.chat import ids_of
 from ..types import Round
 from .calls import Decoded, all_rounds, peak_of, timed_generate
 from .drafts import NamedDraft
@@ -80,11 +81,10 @@ class Decoder:
 
         Where prompts are repeated, it decodes to the end unless `is_brief`: compiled passes may depend on the length.
         """
-        few = {} if self.forgets and not self.is_brief else {"max_new_tokens": min(FEW, self.kwargs["max_new_tokens"])}
-        if few and self.kwargs.get("min_new_tokens") is not None:
-            few["min_new_tokens"] = min(FEW, self.kwargs["min_new_tokens"])
+        lengths = () if self.forgets and not self.is_brief else ("max_new_tokens", "min_new_tokens")
+        few = {name: min(FEW, self.kwargs[name]) for name in lengths if self.kwargs.get(name) is not None}
         call = self._inputs(prompts) | self._kwargs(setting) | few
-        with self._seeded(0), keeping(self.target, {}):
+        with self._alone(0):
             if setting.is_ours:
                 generate(self.target, **call)
             else:
@@ -93,30 +93,16 @@ class Decoder:
     def decode(self, setting: Setting, batch: int, indices: list[int], prompts: list[list[int]]) -> Call:
         """Decode the prompts under the setting, timed."""
         call = self._inputs(prompts) | self._kwargs(setting)
-        with self._seeded(batch), keeping(self.target, self._kept(setting)), peak_of(self.target) as peak_bytes:
+        with self._alone(batch, setting), peak_of(self.target) as peak_bytes:
             if setting.is_ours:
                 found, counts, decoded, ends = all_rounds(self.target, call)
-                rows = list(map(self._row, indices, found.new_tokens, found.acceptance_prob, counts.rows))
-                for number, row in enumerate(rows):
-                    row.seconds = ends.get(number, decoded.seconds)
+                rows = list(map(self._row, indices, found.new_tokens, found.acceptance_prob, counts.rows, ends))
             else:
                 counts, decoded = None, self._without_us(setting, call)
-                rows = list(map(self._plain_row, indices, decoded.new_ids, prompts))
-                for row in rows:
-                    num_new = len(row.new_ids)
-                    row.seconds = next((at for num, at in decoded.steps if num >= num_new), decoded.seconds)
+                rows = [self._plain_row(*one, decoded) for one in zip(indices, decoded.new_ids, prompts, strict=True)]
+        first = decoded.first_seconds, decoded.num_first_tokens
         passes = None if setting.rival is None else decoded.num_target_passes
-        return Call(
-            setting.name,
-            batch,
-            decoded.seconds,
-            rows,
-            counts,
-            first_seconds=decoded.first_seconds,
-            num_first_tokens=decoded.num_first_tokens,
-            num_passes=passes,
-            peak_bytes=next(iter(peak_bytes), None),
-        )
+        return Call(setting.name, batch, decoded.seconds, rows, counts, *first, passes, *peak_bytes)
 
     def _without_us(self, setting: Setting, call: dict[str, Any]) -> Decoded:
         stops = self._given("stop_strings")
@@ -127,19 +113,16 @@ class Decoder:
             return self.rivals[setting.rival].decode(call)
         return timed_generate(partial(generate, self.target), self.target, call)
 
-    def _kept(self, setting: Setting) -> dict:
-        return {} if self.forgets else self.kept.setdefault(setting, {})
-
     def rounds(
         self, setting: Setting, batch: int, prompts: list[list[int]]
     ) -> Generator[tuple[Round, Statistics], None, None]:
         """Decode with a draft, one round at a time."""
-        with self._seeded(batch), keeping(self.target, self._kept(setting)):
+        with self._alone(batch, setting):
             yield from generate_rounds(self.target, **self._inputs(prompts), **self._kwargs(setting))
 
     def plain_arrivals(self, setting: Setting, prompt: list[int]) -> list[tuple[int, float]]:
         """Decode plainly under a setting's options; each token with the seconds until it came."""
-        with self._seeded(0), keeping(self.target, {}):
+        with self._alone(0):
             decoded = self._without_us(setting.baseline, self._inputs([prompt]) | self._kwargs(setting.baseline))
         times = (seconds for _, seconds in decoded.steps)
         return list(zip(decoded.new_ids[0], times, strict=True))
@@ -207,23 +190,24 @@ class Decoder:
         return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
     @contextmanager
-    def _seeded(self, batch: int):
-        """Seed a batch alike under every setting, and restore the user's generator after it."""
+    def _alone(self, batch: int, setting: Setting | None = None):
+        """Seed a batch alike under every setting, with what the setting's sources keep, if any; restore both after it."""
+        kept = {} if self.forgets or setting is None else self.kept.setdefault(setting, {})
         devices = range(torch.cuda.device_count()) if self.target.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):  # the seed is that of all devices
+        with torch.random.fork_rng(devices), keeping(self.target, kept):  # the seed is that of all devices
             torch.manual_seed(self.seed + batch)
             yield
 
-    def _row(self, index: int, ids: list[int], acceptance_prob: list[float], counts: RowStatistics) -> Row:
-        chances = [None if math.isnan(chance) else float(f"{chance:.4f}") for chance in acceptance_prob]
-        return Row(index, ids, self._text(ids), None, chances, counts)
+    def _row(self, index: int, ids: list[int], probs: list[float], counts: RowStatistics, seconds: float) -> Row:
+        chances = [None if math.isnan(chance) else float(f"{chance:.4f}") for chance in probs]
+        return Row(index, ids, self._text(ids), None, chances, counts, seconds)
 
-    def _plain_row(self, index: int, ids: list[int], prompt: list[int]) -> Row:
+    def _plain_row(self, index: int, ids: list[int], prompt: list[int], decoded: Decoded) -> Row:
         """A row up to its end token."""
-        eos = self._given("eos_token_id")
-        ends = {eos} if isinstance(eos, int) else {*(eos or ())}
+        ends = ids_of(self._given("eos_token_id"))
         ids = ids[: next((i + 1 for i, token in enumerate(ids) if token in ends), len(ids))]
-        return Row(index, ids, self._text(ids), self._text(prompt))
+        seconds = next((at for num, at in decoded.steps if num >= len(ids)), decoded.seconds)
+        return Row(index, ids, self._text(ids), self._text(prompt), seconds=seconds)
 
     def _text(self, ids: list[int]) -> str:
         return "" if self.tokenizer is None else self.tokenizer.decode(ids, skip_special_tokens=True)

@@ -73,8 +73,7 @@ def named_drafts(
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
         raise ValueError(f"two drafts are called {', '.join(names)}: pass `draft_model={{name: model}}`.")
-    unknown = sorted(draft_tokenizers.keys() - set(names))
-    if unknown:
+    if unknown := sorted(draft_tokenizers.keys() - set(names)):
         raise ValueError(f"`draft_tokenizers` names {', '.join(unknown)}, the drafts are {', '.join(names) or 'none'}.")
     drafts = {name: _draft(model, target, tokenizer, draft_tokenizers.get(name)) for name, model in pairs}
     return drafts, methods

@@ -80,9 +80,8 @@ def prompts_of(
         takes_turns: a list of texts holds the user's messages, turn by turn.
     """
     read, is_raw = reader(how, rows), raw or not speaks_chat(tokenizer)
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if model.config.is_encoder_decoder:
-        limit = None
+    config = None if model.config.is_encoder_decoder else model.config.get_text_config()
+    limit = getattr(config, "max_position_embeddings", None)
 
     def ids_of(prompt: Any, index: int) -> list[int]:
         """Tokenize a prompt, and check that it leaves room for its answer."""

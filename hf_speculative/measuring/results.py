@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from .totals import Totals
 
 #: the part of a call to compare: all of it, or decoding alone
 Part = Callable[[Call], "Work | None"]
+WHOLE: Part = attrgetter("work")
+DECODING: Part = attrgetter("decoding")
 
 
 class Evaluation:
@@ -122,7 +125,7 @@ class Evaluation:
             speedup=self._speedup(setting),
             statistics=counts if setting.is_ours else None,
             scores=self.journal.scores.get(setting.name, {}),
-            decoding=self._speedup(setting, part=lambda call: call.decoding),
+            decoding=self._speedup(setting, part=DECODING),
             first_seconds=_median(call.first_seconds for call in calls.values()),
             peak_bytes=max((call.peak_bytes for call in calls.values() if call.peak_bytes is not None), default=None),
             over={name: found for name, found in over.items() if found is not None},
@@ -170,29 +173,24 @@ class Evaluation:
         found: dict[int, bool] = {}
         if setting.is_exact and not setting.is_plain:
             theirs = self.calls.get(setting.baseline.name, {})
-            for batch, call in self.calls[setting.name].items():
-                expected = {row.index: row.new_ids for row in theirs[batch].rows} if batch in theirs else {}
-                for row in call.rows:
-                    if row.index in expected:
-                        found[row.index] = found.get(row.index, True) and row.new_ids == expected[row.index]
+            both = ((call, theirs[batch]) for batch, call in self.calls[setting.name].items() if batch in theirs)
+            for ours, plain in both:
+                for row, expected in zip(ours.rows, plain.rows, strict=True):
+                    found[row.index] = found.get(row.index, True) and row.new_ids == expected.new_ids
         return found
 
     @property
     def _spread(self) -> Spread:
         return quartiles if self.spread_name == QUARTILES else interval
 
-    def _speedup(
-        self, setting: Setting, other: Setting | None = None, part: Part = lambda call: call.work
-    ) -> Speedup | None:
+    def _speedup(self, setting: Setting, other: Setting | None = None, part: Part = WHOLE) -> Speedup | None:
         """Over another setting, by default plain decoding, of whole calls or of a part of each."""
         other = setting.baseline if other is None else other
         if setting == other or self.is_too_short(setting) or self.is_too_short(other):
             return None
         return Speedup.of(self.pairs(setting, other, part).values(), self._spread)
 
-    def pairs(
-        self, setting: Setting, other: Setting, part: Part = lambda call: call.work
-    ) -> dict[int, tuple[Work, Work]]:
+    def pairs(self, setting: Setting, other: Setting, part: Part = WHOLE) -> dict[int, tuple[Work, Work]]:
         """The work of both settings for each batch that both have done."""
         ours, theirs = self.calls[setting.name], self.calls.get(other.name, {})
         both = ((batch, part(call), part(theirs[batch])) for batch, call in ours.items() if batch in theirs)

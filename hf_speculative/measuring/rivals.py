@@ -2,8 +2,8 @@
 
 import copy
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from transformers import CompileConfig, PreTrainedModel
@@ -36,15 +36,13 @@ def assisted(target: PreTrainedModel, draft: NamedDraft, name: str = "assisted")
     def decode(call: dict[str, Any]) -> Decoded:
         helper = exchanged(draft.model, {})  # its settings are read from, and written to, the draft's generation config
         helper.generation_config = copy.deepcopy(draft.model.generation_config)
-        length = call.pop("num_draft_tokens", None)
-        if length is not None:
-            helper.generation_config.update(
-                num_assistant_tokens=length,
-                num_assistant_tokens_schedule="constant",
-                assistant_confidence_threshold=0.0,
-            )
+        if (length := call.pop("num_draft_tokens", None)) is not None:
+            constant = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+            helper.generation_config.update(num_assistant_tokens=length, **constant)
         own = {} if draft.tokenizer is None else {"assistant_tokenizer": draft.tokenizer}
-        with _passes_of(target) as passes:
+        passes: list[PreTrainedModel] = []
+        # a draft of the target's first layers is a shallow copy, which has the same hooks
+        with target.register_forward_pre_hook(lambda module, _: passes.append(module) if module is target else None):
             call |= {"assistant_model": helper, **own}
             return timed_generate(_theirs(target), target, call, num_passes=lambda: len(passes))
 
@@ -65,16 +63,4 @@ def compiled(target: PreTrainedModel, name: str = "plain, compiled") -> Rival:
 
 def _theirs(target: PreTrainedModel) -> Callable[..., Any]:
     """The `generate` of the target's class, whatever is attached."""
-    return lambda **call: type(target).generate(target, **call)
-
-
-@contextmanager
-def _passes_of(target: PreTrainedModel):
-    """A list that grows by one with each forward of the target's module."""
-    passes: list[int] = []
-    # a draft of the target's first layers is a shallow copy, which has the same hooks
-    hook = target.register_forward_pre_hook(lambda module, _: passes.append(1) if module is target else None)
-    try:
-        yield passes
-    finally:
-        hook.remove()
+    return partial(type(target).generate, target)

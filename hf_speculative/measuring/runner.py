@@ -1,7 +1,8 @@
 """Decode batches under all settings in turn; compare and record each call at once."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from .decoder import Decoder
@@ -9,10 +10,11 @@ from .journal import BadRow, Failure, Journal
 from .settings import Setting
 
 
+@dataclass
 class Runner:
     """Decode batches under all settings, plain decoding among them, and record each call.
 
-    Args:
+    Attributes:
         repeats: how often each batch is decoded under each setting.
         skip_failing: record a setting that cannot be measured as a failure, and leave it out. Else it raises in the warm-up,
             and makes its batch bad rows later.
@@ -20,19 +22,13 @@ class Runner:
         count: is called after each call.
     """
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        settings: Sequence[Setting],
-        journal: Journal,
-        repeats: int = 1,
-        skip_failing: bool = False,
-        say: Callable[[str], None] = lambda what: None,
-        count: Callable[[], Any] = lambda: None,
-    ):
-        self.decoder, self.journal = decoder, journal
-        self.settings, self.repeats, self.skip_failing = list(settings), repeats, skip_failing
-        self.say, self.count = say, count
+    decoder: Decoder
+    settings: list[Setting]
+    journal: Journal
+    repeats: int = 1
+    skip_failing: bool = False
+    say: Callable[[str], None] = lambda what: None
+    count: Callable[[], Any] = lambda: None
 
     def missing(self, batch: int, indices: list[int]) -> list[tuple[Setting, int]]:
         """The calls of a batch to do: settings and call numbers. None of a batch with a bad row."""

@@ -56,9 +56,7 @@ class Setting:
             raise ValueError(f"`rival={rival!r}` beside {', '.join(known)}: a rival takes `num_draft_tokens` only.")
         if known and not sources and rival is None:
             raise ValueError(f"`{next(iter(known))}` has no effect without a source of drafts: name one.")
-        object.__setattr__(self, "temperature", temperature)
-        object.__setattr__(self, "options", known)
-        object.__setattr__(self, "rival", rival)
+        vars(self).update(temperature=temperature, options=known, rival=rival)  # past the frozen class
 
     @property
     def argument(self) -> str | None:
@@ -208,8 +206,7 @@ def with_baselines(settings: Iterable[Setting]) -> list[Setting]:
     if not settings:
         raise ValueError("nothing to evaluate: give `draft_model`, `'auto'` if you have none, or `settings`.")
     names = [setting.name for setting in settings]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise ValueError(f"settings given twice: {', '.join(sorted(twice))}.")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"settings given twice: {', '.join(twice)}.")
     temperatures = dict.fromkeys(setting.temperature for setting in settings)
     return [s for t in temperatures for s in (Setting(temperature=t), *(s for s in settings if s.temperature == t))]

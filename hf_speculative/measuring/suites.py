@@ -1,8 +1,9 @@
 """The suites that papers and engines report: where their questions are, and how a row becomes a user's messages."""
 
 import random
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,9 +124,5 @@ def _rows(asked: str, suite: Suite, config: str | None, file: str) -> list[Any]:
 
 def _mixed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Order rows at random, the same each time, with the categories in turn."""
-    seen: Counter[str] = Counter()
-    ranked = []
-    for row in random.Random(0).sample(rows, len(rows)):
-        ranked.append((seen[row[CATEGORY]], row))
-        seen[row[CATEGORY]] += 1
-    return [row for _, row in sorted(ranked, key=lambda pair: pair[0])]
+    ranks: defaultdict[str, count] = defaultdict(count)
+    return sorted(random.Random(0).sample(rows, len(rows)), key=lambda row: next(ranks[row[CATEGORY]]))

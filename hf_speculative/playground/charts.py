@@ -1,5 +1,6 @@
 """The two plots that move, as shares of a plot's width and height; plots.html draws them in the page's own colours."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,10 +18,8 @@ def speeds(plain: Sequence[tuple[float, int]], own: Sequence[tuple[float, int]])
     Args:
         plain, own: seconds and tokens after each pass.
     """
-    lines = {
-        name: [(seconds, tokens / seconds) for seconds, tokens in times[NUM_SKIPPED:]]
-        for name, times in (("plain", plain), ("own", own))
-    }
+    ways = {"plain": plain[NUM_SKIPPED:], "own": own[NUM_SKIPPED:]}
+    lines = {name: [(seconds, tokens / seconds) for seconds, tokens in times] for name, times in ways.items()}
     points = [point for line in lines.values() for point in line]
     right, top = max((x for x, _ in points), default=1.0), _round_number(max((y for _, y in points), default=1.0))
     shares = {name: [(x / right, y / top) for x, y in line] for name, line in lines.items()}
@@ -38,7 +37,5 @@ def kept(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
 
 def _round_number(value: float) -> float:
     """The next number above that reads well."""
-    size = 1.0
-    while size * 10 <= value:
-        size *= 10
-    return next(step * size for step in (1, 2, 4, 6, 8, 10) if step * size >= value) if value > 1 else 1.0
+    size = 10 ** math.floor(math.log10(max(1.0, value)))
+    return next(step * size for step in (1.0, 2.0, 4.0, 6.0, 8.0, 10.0) if step * size >= value)

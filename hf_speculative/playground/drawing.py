@@ -9,7 +9,7 @@ from .recording import RoundRecord
 from .runs import Column, Run, Shown
 from .wording import acceptance, headline, of_token, summary, token_name, why
 
-LEGEND = render("playground/legend.html", {})
+LEGEND = render("playground/legend.html")
 
 
 def column(run: Run | None, which: str, title: str) -> str:
@@ -25,21 +25,21 @@ def column(run: Run | None, which: str, title: str) -> str:
         line = of_token(run.rounds[token.round], token.index)
         return f"forced by the grammar, {line}" if token.is_forced else line
 
-    return render("playground/column.html", {"title": title, "run": run, "column": column, "about": about})
+    return render("playground/column.html", title=title, run=run, column=column, about=about)
 
 
 def plots(run: Run | None) -> str:
     """One sentence, and the two plots."""
     if run is None:
-        return render("playground/plots.html", {"run": None})
-    values = {
-        "run": run,
-        "sentence": summary(run) if run.is_done else "",
-        "speeds": charts.speeds(run.plain.times, run.own.times),
-        "kept": charts.kept(run.rounds),
-        "acceptance": acceptance(run),
-    }
-    return render("playground/plots.html", values)
+        return render("playground/plots.html", run=None)
+    return render(
+        "playground/plots.html",
+        run=run,
+        sentence=summary(run) if run.is_done else "",
+        speeds=charts.speeds(run.plain.times, run.own.times),
+        kept=charts.kept(run.rounds),
+        acceptance=acceptance(run),
+    )
 
 
 def round_view(record: RoundRecord | None, decode: Callable[[list[int]], str], index: int | None = None) -> str:
@@ -49,7 +49,7 @@ def round_view(record: RoundRecord | None, decode: Callable[[list[int]], str], i
         index: of the place; by default, where the round ended.
     """
     if record is None:
-        return render("playground/round.html", {"record": None})
+        return render("playground/round.html", record=None)
 
     def name(token: int) -> str:
         return token_name(decode([token]))
@@ -65,17 +65,17 @@ def round_view(record: RoundRecord | None, decode: Callable[[list[int]], str], i
 
     # the places with a guess, and the one where the round ended
     shown = [i for i, place in enumerate(record.places) if place.guesses or i <= record.num_from_draft]
-    values = {
-        "record": record,
-        "headline": headline(record),
-        "places": [(i, _guess_name(record, i, name), _verdict(record, i)) for i in shown],
-        "index": index,
-        "why": why(record, index, name),
-        "rows": [row(token) for token in place.target],
-        "kinds": list(known),
-        "others": [name(g.token) for g in record.guesses if not g.is_kept] if record.is_tree else [],
-    }
-    return render("playground/round.html", values)
+    return render(
+        "playground/round.html",
+        record=record,
+        headline=headline(record),
+        places=[(i, _guess_name(record, i, name), _verdict(record, i)) for i in shown],
+        index=index,
+        why=why(record, index, name),
+        rows=[row(token) for token in place.target],
+        kinds=list(known),
+        others=[name(g.token) for g in record.guesses if not g.is_kept] if record.is_tree else [],
+    )
 
 
 def _verdict(record: RoundRecord, index: int) -> str:

@@ -48,7 +48,7 @@ def build(
     first = replace(first or Settings(), method=models.methods[0])
     prompts = prompts or ["Once upon a time"]
     with gr.Blocks(title="hf-speculative playground", analytics_enabled=False) as blocks:
-        html(render("playground/heading.html", {"name": name}))
+        html(render("playground/heading.html", name=name))
         shown = gr.State(None)
         prompt = gr.Textbox(prompts[0], label="Prompt", lines=4, max_lines=12)
         with gr.Row():
@@ -86,10 +86,8 @@ def build(
             as_chat = gr.Checkbox(is_chat and not raw, label="The prompt is a message in a chat", visible=is_chat)
             gr.Examples([[text] for text in prompts], [prompt], label="Prompts")
         with gr.Row(equal_height=True):
-            texts = [
-                html(drawing.column(None, which, title), min_width=300, elem_id=which, js_on_load=SELECTS)
-                for which, title in TITLES.items()
-            ]
+            column = partial(html, min_width=300, js_on_load=SELECTS)
+            texts = [column(drawing.column(None, which, title), elem_id=which) for which, title in TITLES.items()]
         plots = html(drawing.plots(None), elem_id="plots")
         html(drawing.LEGEND)
         with gr.Column(visible=False, elem_id="stepper") as stepper:

@@ -28,14 +28,14 @@ def check_output(option: str, path: str | Path, makes_folders: bool = False) -> 
         raise ValueError(f"{option} {path} is a folder: name a file.")
     if path.exists() and not path.is_file():
         raise ValueError(f"{option} {path} is no regular file, and no other is written to: name another.")
-    if not path.parent.is_dir() and not (makes_folders and not path.parent.exists()):
-        raise ValueError(f"{option} {path}: there is no folder {path.parent}.")
     if path.parent.is_dir():
         try:
             with TemporaryFile(dir=path.parent):
                 pass
         except OSError as error:
             raise ValueError(f"{option} {path} cannot be written ({error.strerror}): name another.") from error
+    elif not makes_folders or path.parent.exists():
+        raise ValueError(f"{option} {path}: there is no folder {path.parent}.")
 
 
 def make_folder(option: str, folder: Path) -> None:

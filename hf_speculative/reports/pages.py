@@ -1,14 +1,10 @@
 """Reports as one HTML file that needs nothing else: no script, no request leaves it."""
 
 import json
-from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
-
-from . import files
 
 #: what is not seen, or turns text around (Unicode's Cf, Zl and Zp): soft hyphen, marks and overrides of direction, spaces
 #: without width, fillers, tags; not the joiners and the number signs that scripts and emoji are written with
@@ -34,18 +30,14 @@ def visible(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
-def render(template: str, values: Mapping[str, Any]) -> str:
+def render(template: str, **values: Any) -> str:
     """A template of the package, `measuring/render/page.html`, filled. Whatever is no `Markup` is escaped."""
-    return _templates().get_template(template).render(values)
-
-
-def write(path: Path, template: str, values: Mapping[str, Any]) -> None:
-    """Render a template to a file."""
-    files.write(path, render(template, values))
+    return templates().get_template(template).render(values)
 
 
 @cache
-def _templates() -> Environment:
+def templates() -> Environment:
+    """The package's templates, as parts of HTML."""
     return Environment(
         loader=PackageLoader("hf_speculative", "."),
         autoescape=True,

@@ -25,8 +25,7 @@ def text(result: Trained, existing: str = "") -> str:
     where = result.environment
     versions = ", ".join(f"{name} {where[name]}" for name in ("hf_speculative", "transformers", "torch", "python"))
     body = render(
-        "card.md",
-        room="training",
+        "training/card.md",
         target=wording.short(result.target),
         kind=result.kind[:1].upper() + result.kind[1:],
         summary=wording.summary(result),

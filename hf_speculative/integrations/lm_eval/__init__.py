@@ -58,8 +58,7 @@ class SpeculativeLM(HFLM):
     """
 
     def __init__(self, pretrained: str | PreTrainedModel, **kwargs):
-        options = {name: kwargs.pop(name) for name in DRAFTING if name in kwargs}
-        options = {name: value for name, value in options.items() if value is not None}
+        options = {name: value for name in DRAFTING if (value := kwargs.pop(name, None)) is not None}
         of_draft = {name: kwargs.pop(name, None) for name in DRAFT_OPTIONS}
         for own, alias in (ROWS["draft_model"].names, ROWS["draft_tokenizer"].names):
             if of_draft[own] is not None and of_draft[alias] is not None:
@@ -75,8 +74,8 @@ class SpeculativeLM(HFLM):
 
         draft_tokenizer = of_draft["draft_tokenizer"] or of_draft["assistant_tokenizer"]
         self.draft_name = draft_model if isinstance(draft_model, str) else getattr(draft_model, "name_or_path", None)
+        target = unwrap(self.model, "pretrained")
         if is_named:
-            target = unwrap(self.model, "pretrained")
             name, draft_model = draft_model, load_model(draft_model, dtype=target.dtype, **loading)
             draft_model = draft_model.to(device_of(target))
             draft_tokenizer = draft_tokenizer or tokenizer_of_draft(name, self.tokenizer, **loading)
@@ -87,7 +86,6 @@ class SpeculativeLM(HFLM):
         if draft_tokenizer is not None:
             options |= {"tokenizer": self.tokenizer, "draft_tokenizer": draft_tokenizer}
         # A wrong option raises now, not after hours of likelihoods.
-        target = unwrap(self.model, "pretrained")
         if prepare(target, as_keywords(options), *attached_to(target)) is None:
             raise ValueError("`hf-speculative` has no source of drafts: give `draft_model=`, auto if you have none.")
         self._speculating = _Speculating(self.model, options)
@@ -107,10 +105,9 @@ class SpeculativeLM(HFLM):
         if self.rank == 0:
             own = self.statistics
             passes = f"{own.num_new_tokens} tokens in {own.num_target_forwards} target passes"
-            rate, length = own.draft_acceptance_rate, f"{own.mean_acceptance_length:.2f} tokens a speculative step"
-            logger.info(
-                "%s, %.1f%% of the draft tokens accepted, %s (bonus token included)", passes, 100 * rate, length
-            )
+            kept = f"{100 * own.draft_acceptance_rate:.1f}% of the draft tokens accepted"
+            length = f"{own.mean_acceptance_length:.2f} tokens a speculative step (bonus token included)"
+            logger.info("%s, %s, %s", passes, kept, length)
         return texts
 
     def get_model_info(self) -> dict:
@@ -171,10 +168,8 @@ class EachRow(StoppingCriteria):
 
 def _check_names(pretrained, kwargs: dict[str, Any]) -> None:
     """`HFLM` passes unknown keywords to `from_pretrained`, and drops them if the model is loaded already."""
-    unknown = sorted(kwargs.keys() - inspect.signature(HFLM.__init__).parameters.keys())
-    for name in unknown:
-        meant = close_to(name, (*DRAFTING, *DRAFT_OPTIONS))
-        if meant:
+    for name in sorted(kwargs.keys() - inspect.signature(HFLM.__init__).parameters.keys()):
+        if meant := close_to(name, (*DRAFTING, *DRAFT_OPTIONS)):
             raise TypeError(f"`{name}={kwargs[name]!r}` is no option: did you mean `{meant}`?")
         if not isinstance(pretrained, str):
             raise TypeError(f"`{name}={kwargs[name]!r}` has no effect on a model that is loaded already: leave it out.")

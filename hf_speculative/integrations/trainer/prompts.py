@@ -33,18 +33,16 @@ def prompts_of(inputs: dict[str, Tensor], pad_token_id: int) -> dict[str, Tensor
             )
         columns = torch.arange(ids.shape[1], device=ids.device)
         is_prompt = is_prompt & (columns < first_labels(labels)[:, None])
-    without = (~is_prompt.any(1)).nonzero().flatten().tolist()
-    if without:
+    if without := (~is_prompt.any(1)).nonzero().flatten().tolist():
         raise ValueError(
             f"rows {without} have no prompt: set its labels to {IGNORED}, or override `generation_inputs`."
         )
     width = int(is_prompt.sum(1).max())
     order = is_prompt.int().argsort(dim=1, stable=True)[:, -width:]  # prompts to the right, in their order
     is_kept = is_prompt.gather(1, order)
-    fillers = {"input_ids": pad_token_id}
     dropped = ("labels", "position_ids", "attention_mask")  # `generate` makes positions from the mask
     prompts = {
-        name: value.gather(1, order).masked_fill(~is_kept, fillers.get(name, 0))
+        name: value.gather(1, order).masked_fill(~is_kept, pad_token_id if name == "input_ids" else 0)
         if isinstance(value, Tensor) and value.shape == ids.shape
         else value
         for name, value in inputs.items()

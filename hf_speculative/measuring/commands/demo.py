@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -119,9 +119,7 @@ def _play(console: Console, prompt: str, plain: list[Piece], ours: list[Piece]) 
     console.print(as_text("\n".join(above), "dim"))
 
     def until(now: float) -> Table:
-        table = Table.grid(expand=True)
-        table.add_column(ratio=1)
-        table.add_column(ratio=1)
+        table = Table.grid(Column(ratio=1), Column(ratio=1), expand=True)
         table.add_row(*(_panel(*way, line, now) for way in (("plain", plain), ("speculative", ours))))
         return table
 

@@ -104,9 +104,8 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
     setting = Setting(num_draft_tokens=settings.num_draft_tokens, temperature=temperature, **drafting)
     prompts = given_prompts(settings.prompt)
     with ends_at_once(), err.status("loading the models"):
-        target, draft, tokenizer, other = load_pair(
-            settings.model, draft_model, settings.machine, ("--model", "--draft-model"), not names_source, head=True
-        )
+        asked = (settings.model, draft_model, settings.machine, ("--model", "--draft-model"))
+        target, draft, tokenizer, other = load_pair(*asked, needs_draft=not names_source, head=True)
     if not prompts:
         err.print("No prompt was given: two built-in ones are used.")
         prompts = list(built_in_prompts(speaks_chat(tokenizer) and not settings.raw)[:2])

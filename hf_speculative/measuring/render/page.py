@@ -20,21 +20,20 @@ def write(found: Mapping[Any, Evaluation], path: Path) -> None:
         found: evaluations by place, as `result_table.sections` takes them.
     """
     first = next(iter(found.values()))
-    values = {
-        "title": wording.title(first),
-        "about": f"Speculative decoding against plain decoding. {wording.about(first)}",
-        "notes": [
-            wording.at_place(place, wording.progress(one)) for place, one in found.items() if not one.is_complete
-        ],
-        "sections": result_table.sections(found),
-        "differences": [one for evaluation in found.values() for one in evaluation.differences],
-        "bad_rows": [row for evaluation in found.values() for row in evaluation.bad_rows],
-        "facts": wording.facts(first),
-        "json": json.dumps([one.to_dict() for one in found.values()], indent=1, ensure_ascii=False, allow_nan=False),
-        "wording": wording,
-        "plural": plural,
-    }
-    pages.write(path, "measuring/render/page.html", values)
+    html = pages.render(
+        "measuring/render/page.html",
+        title=wording.title(first),
+        about=f"Speculative decoding against plain decoding. {wording.about(first)}",
+        notes=[wording.at_place(place, wording.progress(one)) for place, one in found.items() if not one.is_complete],
+        sections=result_table.sections(found),
+        differences=[one for evaluation in found.values() for one in evaluation.differences],
+        bad_rows=[row for evaluation in found.values() for row in evaluation.bad_rows],
+        facts=wording.facts(first),
+        json=json.dumps([one.to_dict() for one in found.values()], indent=1, ensure_ascii=False, allow_nan=False),
+        wording=wording,
+        plural=plural,
+    )
+    files.write(path, html)
 
 
 def write_report(evaluation: Evaluation, path: Path) -> None:

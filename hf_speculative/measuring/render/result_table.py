@@ -140,7 +140,8 @@ def figures(values: Mapping[str, Any], spread_name: str) -> dict[str, str]:
     none = DASH if values.get("is_too_short") and values["num_new_tokens"] else ""
     none_drafted = none if counts else ""
     length, error = number(counts.get("mean_acceptance_length")), values.get("mean_acceptance_length_error")
-    first, passes, peak = (values.get(name) for name in ("first_seconds", "num_target_passes", "peak_bytes"))
+    optional = ("first_seconds", "num_target_passes", "peak_bytes", "num_compared")
+    first, passes, peak, compared = map(values.get, optional)
     return {
         "prompts": str(num) if num_rows in (None, num) else f"{num} of {num_rows}",
         "tokens/s": significant(values.get("tokens_per_second")) or none,
@@ -152,9 +153,7 @@ def figures(values: Mapping[str, Any], spread_name: str) -> dict[str, str]:
         "mean acceptance length": (f"{length}\u00b1{error:.2f}" if error else length) or none_drafted,
         "time to first token": f"{significant(1000 * first)} ms" if first else "",
         "target passes": f"{passes:,}" if passes else "",
-        "identical texts": f"{values['num_identical']:,} of {values['num_compared']:,}"
-        if values.get("num_compared")
-        else "",
+        "identical texts": f"{values['num_identical']:,} of {compared:,}" if compared else "",
         **{f"over {name}": times(found["median"]) for name, found in values.get("over", {}).items()},
         "peak memory": f"{peak / 2**20:,.0f} MiB" if peak is not None else "",
     }

@@ -128,13 +128,8 @@ def print_table(console: Console, figures: Table, title: str = "") -> None:
 
 def _table(figures: Table, title: str, left_out: Sequence[str]) -> RichTable:
     shown = [name for name in figures.columns if name not in left_out]
-    table = RichTable(
-        title=as_text(title, "bold") if title else None,
-        title_justify="left",
-        padding=(0, 1, 0, 0),
-        box=None,
-        header_style="dim",
-    )
+    heading = as_text(title, "bold") if title else None
+    table = RichTable(title=heading, title_justify="left", padding=(0, 1, 0, 0), box=None, header_style="dim")
     table.add_column("", min_width=min(NAME_WIDTH, max(len(line.label) for line in figures.lines)))
     for name in shown:
         table.add_column(as_text(wording.SHORT.get(name, name)), justify="right", no_wrap=True)
