@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import BatchFeature, PreTrainedModel
 
 from ..call import checks, input_checks
 from ..call.attached import plain_generate_of
@@ -156,8 +155,6 @@ def prepare_request(
         sampler.keeps_draft_probs = False
         return Request(inputs, sampler, stopping, receive, finish, processors.guides(batch.history)(0))
 
-    kwargs = with_stop_strings(model, options)
-    for name, value in (media or {}).items():
-        kwargs[name] = value.to(input_ids.device) if isinstance(value, Tensor) else value
+    kwargs = with_stop_strings(model, options) | BatchFeature(media).to(input_ids.device).data
     kwargs |= {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
     return plain_generate_of(model)(**kwargs, custom_generate=prepared)

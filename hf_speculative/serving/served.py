@@ -8,6 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call.generation_settings import setting_of
 from ..models import num_logits
+from ..tokenizers.chat import ids_of
 from . import tools
 from .engine import DEFAULT_MAX_LENGTH, Engine
 from .logprobs import logprobs_of_prompt
@@ -41,15 +42,12 @@ class Served:
         max_tokens: of an answer, at most; `None`: as many as fit.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, processor, name: str, engine: Engine | None, max_tokens: int | None = None
-    ):
+    def __init__(self, model: PreTrainedModel, processor, name: str, engine: Engine | None, max_tokens: int | None):
         self.model, self.processor, self.name, self.engine, self.max_tokens = model, processor, name, engine, max_tokens
         self.tokenizer: PreTrainedTokenizerBase = getattr(processor, "tokenizer", processor)
         self.alone = OneAtATime(model, self.tokenizer)
         self.max_length = DEFAULT_MAX_LENGTH if engine is None else engine.max_length
-        eos = setting_of(model, {}, "eos_token_id")
-        self.eos: list[int] = [] if eos is None else eos if isinstance(eos, list) else [eos]
+        self.eos = ids_of(setting_of(model, {}, "eos_token_id"))
 
     def check(self, body: Sampling | Tokenize) -> None:
         """What costs nothing to say.
