@@ -62,6 +62,7 @@ class Answer:
     """
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    failed = staticmethod(sse)
 
     def __init__(self, body: Sampling, model: str, tokenizer: PreTrainedTokenizerBase):
         self.body, self.model = body, model
@@ -124,9 +125,6 @@ class Answer:
                 yield self._chunk([], {"usage": usage_of(replies)} | counts)
             if is_last:
                 yield "data: [DONE]\n\n"
-
-    def failed(self, error: dict[str, Any]) -> str:
-        return sse(error)
 
     def _end(self, reply: Reply) -> dict[str, Any]:
         return {"index": reply.index, "delta": {}, "finish_reason": reply.finish_reason}

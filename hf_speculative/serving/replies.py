@@ -12,10 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from ..types import NoDistribution
 from .engine import Closed, QueueFull
 from .logprobs import Logprob
-from .one_at_a_time import Call
+from .processors import HeldBack
 from .protocol import Sampling
-from .requests import Request
-from .stops import HeldBack
+from .requests import Run
 from .tools import PlainText
 
 logger = logging.getLogger(__name__)
@@ -85,7 +84,7 @@ class Reply:
 
     def __post_init__(self) -> None:
         self.skips_specials = self.body.skip_special_tokens is not False and not self.parser.keeps_specials
-        self.run: Request | Call
+        self.run: Run
         self.error: BaseException | None = None
         self.lock = threading.Lock()
         self.tokens: list[int] = []
@@ -95,7 +94,7 @@ class Reply:
         self.held_back = HeldBack(self.body.stop or [])
         self.decoder = DecodeStream([], skip_special_tokens=self.skips_specials)
 
-    def start(self, submit: Callable[[], Request | Call]) -> Request | Call:
+    def start(self, submit: Callable[[], Run]) -> Run:
         """Submit it; tokens that arrive before `submit` returns wait for it."""
         with self.lock:
             self.run = submit()

@@ -23,7 +23,31 @@ from ..types import Batch, Guide, Tree
 from .logprobs import Logprob
 
 
-class Request:
+class Run:
+    """What a reply gets its tokens from.
+
+    Args:
+        receive: takes new tokens.
+
+    Attributes:
+        logprobs: of its tokens, where they are asked for.
+        statistics: counts of its drafts.
+        num_cached: tokens of the prompt that were cached, since another row began with them.
+        is_cancelled: its client is gone.
+    """
+
+    def __init__(self, receive: Callable[[list[int]], None]):
+        self.receive = receive
+        self.logprobs: list[Logprob] = []
+        self.statistics, self.num_cached = RowStatistics(), 0
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        """Cancel it, from any thread."""
+        self.is_cancelled = True
+
+
+class Request(Run):
     """A prompt with its own sampler and stopping criteria, which see its row as the only one of a call.
 
     Sampled requests are coupled to plain `generate`'s noise: under a seed, the tokens are those of `generate` alone,
@@ -41,9 +65,6 @@ class Request:
         tokens: the new tokens so far.
         num_top: the number of likeliest tokens whose log-probabilities are kept beside each token's own; `None`: keep none.
         max_length: the most tokens of prompt and answer.
-        statistics: counts of its drafts.
-        num_cached: tokens of the prompt that were cached, since another row began with them.
-        is_cancelled: its client is gone; its row ends with the round.
         error: what went wrong with it alone; its row ends with the round.
     """
 
@@ -58,24 +79,17 @@ class Request:
     ):
         assert stopping.max_length is not None  # transformers' generate always sets one
         self.inputs, self.sampler, self.stopping, self.max_length = inputs, sampler, stopping, stopping.max_length
-        self.receive, self.finish, self.guide = receive, finish, guide
+        super().__init__(receive)
+        self.finish, self.guide = finish, guide
         self.ids = inputs.input_ids[0].tolist()
         self.tokens: list[int] = []
         self.num_top: int | None = None
-        self.logprobs: list[Logprob] = []
-        self.statistics = RowStatistics()
-        self.num_cached = 0
-        self.is_cancelled = False
         self.error: BaseException | None = None
 
     @property
     def is_over(self) -> bool:
         """Whether its row ends regardless of its stopping criteria."""
         return self.is_cancelled or self.error is not None
-
-    def cancel(self) -> None:
-        """Cancel it, from any thread."""
-        self.is_cancelled = True
 
     def own(self, batch: Batch, lane: int, ends_round: bool = False) -> Batch:
         """View row `lane` of `batch` as the only row of a call, without padding. Memory is shared.

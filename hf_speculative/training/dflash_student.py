@@ -108,7 +108,6 @@ class DFlashStudent(HeadStudent):
         return isinstance(head.config, MuseGlimmerAssistantConfig) and not has_more
 
     def inputs(self, lesson: TeacherOutputs) -> dict[str, Any]:
-        assert lesson.states is not None
         states, (anchors, weights) = lesson.states.to(self.head.dtype), self._drawn(lesson.counted)
         ids = lesson.ids.gather(1, anchors)[..., None]
         masks = ids.new_full((*anchors.shape, self.block.block_size - 1), self.block.mask_token_id)

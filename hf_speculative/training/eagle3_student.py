@@ -76,7 +76,6 @@ class Eagle3Student(HeadStudent):
         return isinstance(head.config, Eagle3Config) and not head.config.is_parallel
 
     def inputs(self, lesson: TeacherOutputs) -> dict[str, Any]:
-        assert lesson.states is not None
         dtype = self.head.dtype
         with torch.no_grad():
             # The weights themselves, as in use: some targets scale or norm what they look up there.

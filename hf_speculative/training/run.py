@@ -1,8 +1,9 @@
 """One run of training: answers, a student, steps, the draft that is kept."""
 
 import functools
+import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,7 @@ class Run:
     untrained: Point | None = None
 
     def __post_init__(self):
-        minutes = self.settings.minutes
-        self.deadline = Deadline(None if minutes is None else 60 * minutes)
+        self.deadline = Deadline(60 * (self.settings.minutes or math.inf))
         self.target = checks.unwrap(self.target, "target")
         checks.check_model(self.target, "target")
         self.folder = Path(self.output)
@@ -183,14 +183,11 @@ class Run:
     @contextmanager
     def _decodes_fast(self) -> Iterator[None]:
         """The target on its fastest passes, which round otherwise: not where `steps` promises the same answers again."""
-        if self.settings.steps is not None or own_generate(self.target) is not None:
+        with ExitStack() as stack:
+            if self.settings.steps is None and own_generate(self.target) is None:
+                attach(self.target, "auto")
+                stack.callback(detach, self.target)
             yield
-            return
-        attach(self.target, "auto")
-        try:
-            yield
-        finally:
-            detach(self.target)
 
     def prepare(self, arguments: dict[str, Any]) -> None:
         """Student, store and trainer, and what a step costs."""

@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..call import checks
-from ..call.sources import source_of
 from ..heads import layout_of
 from ..models.loading import auto_class_for, load_model
 from ..tokenizers.loading import tokenizer_of_draft
 from .dflash_student import BLOCKS, DFlashStudent, new_block
-from .draft_student import DraftStudent, check_layers, truncated
+from .draft_student import DraftStudent, check_fits, check_layers, truncated
 from .eagle3_student import Eagle3Student, new_head
 from .examples import Example, token_counts
 from .settings import TABLES, Settings
@@ -63,9 +61,7 @@ def _head_student(settings: Settings, target: PreTrainedModel, counts: Tensor) -
     else:
         head = load_model(settings.value, dtype=torch.float32)
     head = head.to(target.device)
-    source = source_of("draft_model", head)
-    checks.check_source(source, target)
-    source.check_ids(target)
+    check_fits(head, target)
     if settings.lora_rank is not None:
         raise ValueError(
             f"`lora_rank={settings.lora_rank}`: {settings.value} holds a head, no draft model: leave it out."
