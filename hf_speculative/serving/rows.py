@@ -223,6 +223,5 @@ class PerRequestRoom(WrappedSchedule):
         self.running = running
 
     def plan(self, batch: Batch) -> list[int]:
-        lengths = zip(batch.rows, batch.host_lengths, batch.host_padding, strict=True)
-        rooms = [max(0, self.running[row].max_length - (length - pad) - 1) for row, length, pad in lengths]
-        return [min(num, room) for num, room in zip(self.schedule.plan(batch), rooms, strict=True)]
+        rows = zip(batch.rows, batch.history, self.schedule.plan(batch), strict=True)
+        return [min(num, max(0, self.running[row].max_length - len(text) - 1)) for row, text, num in rows]

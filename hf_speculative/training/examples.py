@@ -46,5 +46,5 @@ def unique(examples: Sequence[Example], max_length: int) -> list[Example]:
 
 def token_counts(examples: Sequence[Example], vocab_size: int) -> Tensor:
     """How often each token is one of an answer, `(vocab,)`."""
-    ids = torch.tensor([token for example in examples for token in example.new_ids])
+    ids = torch.tensor([token for example in examples for token in example.new_ids], dtype=torch.long)
     return torch.bincount(ids, minlength=vocab_size)
