@@ -13,9 +13,10 @@ from transformers import MuseGlimmerAssistantConfig, PreTrainedModel
 
 from ..drafting.raw_embedding import raw_embedding
 from ..heads.dflash import Block, DFlashHead, DFlashHeadConfig
+from ..heads.draft_ids import of_target
 from ..heads.eagle3_config import speculators_config
 from ..models.masks import AttentionLayers
-from .head_student import SPECIAL, HeadStudent, layer_fields, most_frequent, num_layers, take_output_layer
+from .head_student import SPECIAL, HeadStudent, layer_fields, num_layers, take_output_layer
 from .student import Prediction
 from .teacher import TeacherOutputs
 
@@ -97,7 +98,7 @@ class DFlashStudent(HeadStudent):
         self.hidden_layers, self.max_draft_tokens = self.block.hidden_layers, self.block.max_draft_tokens
         self.embedding = raw_embedding(target.get_input_embeddings())
         own = head.get_output_embeddings()
-        self.vocabulary = None if own is None else head.d2t.cpu() + torch.arange(len(head.d2t))
+        self.vocabulary = None if own is None else of_target(head.d2t.cpu())
         if own is not None:
             own.requires_grad_(False)
 
@@ -107,7 +108,6 @@ class DFlashStudent(HeadStudent):
         return isinstance(head.config, MuseGlimmerAssistantConfig) and not has_more
 
     def inputs(self, lesson: TeacherOutputs) -> dict[str, Any]:
-        assert lesson.states is not None
         states, (anchors, weights) = lesson.states.to(self.head.dtype), self._drawn(lesson.counted)
         ids = lesson.ids.gather(1, anchors)[..., None]
         masks = ids.new_full((*anchors.shape, self.block.block_size - 1), self.block.mask_token_id)
@@ -164,11 +164,10 @@ def new_block(
     fields, depth = layer_fields(target, name), num_layers(target)
     size = min(draft_vocab_size, fields["vocab_size"]) if layout == "speculators" else fields["vocab_size"]
     num_head_layers = num_head_layers or max(1, min(MOST_LAYERS, depth // TARGET_LAYERS_PER_LAYER))
+    num_heads = fields["num_attention_heads"]
+    defaults = {"head_dim": fields["hidden_size"] // num_heads, "num_key_value_heads": num_heads}
     config = DFlashHeadConfig(
-        **{"head_dim": fields["hidden_size"] // fields["num_attention_heads"]}
-        | {"num_key_value_heads": fields["num_attention_heads"]}
-        | fields
-        | dict.fromkeys(SPECIAL),
+        **defaults | fields | dict.fromkeys(SPECIAL),
         num_hidden_layers=num_head_layers,
         layer_types=["full_attention"] * num_head_layers,
         causal_layer_types=causal,
@@ -183,7 +182,7 @@ def new_block(
     )
     head = DFlashHead(config).float()
     if config.has_own_ids:
-        take_output_layer(head, target, most_frequent(counts, size))
+        take_output_layer(head, target, counts)
     return head
 
 

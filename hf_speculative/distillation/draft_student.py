@@ -28,9 +28,7 @@ class DraftStudent(Student):
 
     def __init__(self, draft: PreTrainedModel, target: PreTrainedModel, lora_rank: int | None = None):
         checks.check_model(draft, "draft_model")
-        source = source_of("draft_model", draft)
-        checks.check_source(source, target)
-        source.check_ids(target)
+        check_fits(draft, target)
         self.kind = "draft model"
         self.module: Any = draft
         if lora_rank is not None:
@@ -63,6 +61,13 @@ def _with_lora(draft: PreTrainedModel, rank: int):
         warnings.simplefilter("ignore", FutureWarning)
         # All linear layers but the head, as in QLoRA (arXiv 2305.14314).
         return get_peft_model(draft, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
+
+
+def check_fits(draft: PreTrainedModel, target: PreTrainedModel) -> None:
+    """Refuse a model that cannot draft for the target."""
+    source = source_of("draft_model", draft)
+    checks.check_source(source, target)
+    source.check_ids(target)
 
 
 def truncated(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:

@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ..heads.eagle3 import Eagle3Model
 from ..heads.eagle3_config import Eagle3Config, default_layers, speculators_config
-from .head_student import HeadStudent, layer_fields, most_frequent, num_layers, take_output_layer
+from .head_student import HeadStudent, layer_fields, num_layers, take_output_layer
 from .student import Prediction
 from .teacher import TeacherOutputs
 
@@ -76,7 +76,6 @@ class Eagle3Student(HeadStudent):
         return isinstance(head.config, Eagle3Config) and not head.config.is_parallel
 
     def inputs(self, lesson: TeacherOutputs) -> dict[str, Any]:
-        assert lesson.states is not None
         dtype = self.head.dtype
         with torch.no_grad():
             # The weights themselves, as in use: some targets scale or norm what they look up there.
@@ -98,10 +97,9 @@ def new_head(target: PreTrainedModel, counts: Tensor, draft_vocab_size: int, num
         ValueError: the target is not made of what a head needs.
     """
     fields = layer_fields(target, "EAGLE-3 head")
-    size = min(draft_vocab_size, fields["vocab_size"])
     config = Eagle3Config(
         transformer_layer_config={"model_type": "llama", "num_hidden_layers": 1, "tie_word_embeddings": False} | fields,
-        draft_vocab_size=size,
+        draft_vocab_size=min(draft_vocab_size, fields["vocab_size"]),
         has_embed_tokens=False,
         eagle_aux_hidden_state_layer_ids=list(layers_read(num_layers(target))),
         speculators_config=speculators_config("eagle3", num_draft_tokens, target.config),
@@ -109,10 +107,7 @@ def new_head(target: PreTrainedModel, counts: Tensor, draft_vocab_size: int, num
         norm_output=True,
     )
     head = Eagle3Model(config).float()
-    ids = most_frequent(counts, size)
-    if head.t2d is not None:
-        head.t2d.zero_()[ids] = True
-    take_output_layer(head, target, ids)
+    take_output_layer(head, target, counts)
     return head
 
 

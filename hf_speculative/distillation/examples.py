@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..call.prompts import padded
+
 
 @dataclass(frozen=True)
 class Example:
@@ -30,15 +32,10 @@ class Collator:
     pad: int = 0
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, Tensor]:
-        width = max(example.num_tokens for example in examples)
-        ids = torch.full((len(examples), width), self.pad)
-        labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
-        for row, example in enumerate(examples):
-            start, end = len(example.prompt_ids), example.num_tokens
-            ids[row, :end] = torch.tensor(example.prompt_ids + example.new_ids)
-            labels[row, start:end] = ids[row, start:end]
-            mask[row, :end] = 1
-        return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+        ids, mask = padded([[*one.prompt_ids, *one.new_ids] for one in examples], self.pad, left=False)
+        starts = torch.tensor([[len(one.prompt_ids)] for one in examples])
+        is_answer = mask.bool() & (torch.arange(ids.shape[1]) >= starts)
+        return {"input_ids": ids, "attention_mask": mask, "labels": ids.where(is_answer, -100)}
 
 
 def unique(examples: Sequence[Example], max_length: int) -> list[Example]:
@@ -49,5 +46,5 @@ def unique(examples: Sequence[Example], max_length: int) -> list[Example]:
 
 def token_counts(examples: Sequence[Example], vocab_size: int) -> Tensor:
     """How often each token is one of an answer, `(vocab,)`."""
-    ids = torch.tensor([token for example in examples for token in example.new_ids])
+    ids = torch.tensor([token for example in examples for token in example.new_ids], dtype=torch.long)
     return torch.bincount(ids, minlength=vocab_size)

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..heads import write_head
+from ..heads.draft_ids import members
 from .student import Student
 
 #: fields of a target's config that the layers of its head share: required ones, others, and special tokens
@@ -64,10 +65,13 @@ def most_frequent(counts: Tensor, size: int) -> Tensor:
 
 
 @torch.no_grad()
-def take_output_layer(head: Any, target: PreTrainedModel, ids: Tensor) -> None:
-    """The head's output layer begins as the target's, of these ids alone; and its map of ids is theirs."""
+def take_output_layer(head: Any, target: PreTrainedModel, counts: Tensor) -> None:
+    """The head's output layer begins as the target's, of the most frequent ids alone; and its maps of ids are theirs."""
+    ids = most_frequent(counts, len(head.lm_head.weight))
     if head.d2t is not None:
         head.d2t.copy_(ids - torch.arange(len(ids)))
+    if getattr(head, "t2d", None) is not None:
+        head.t2d.copy_(members(head.d2t, len(head.t2d)))
     output = target.get_output_embeddings()
     if output is not None and output.weight.shape[1] == head.lm_head.weight.shape[1]:
         head.lm_head.weight.copy_(output.weight[ids.to(output.weight.device)])

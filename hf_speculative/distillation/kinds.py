@@ -2,10 +2,9 @@
 
 from transformers import PreTrainedModel
 
-from ..call import checks
 from ..call.sources import source_of
 from .dflash_student import DFlashStudent
-from .draft_student import DraftStudent
+from .draft_student import DraftStudent, check_fits
 from .eagle3_student import Eagle3Student
 from .head_student import HeadStudent
 from .student import Student
@@ -31,9 +30,7 @@ def head_student_of(
         ttt_steps, ttt_decay: of an EAGLE-3 head, see `Eagle3Student`.
         anchors: of a DFlash block, see `DFlashStudent`.
     """
-    source = source_of("draft_model", head)
-    checks.check_source(source, target)
-    source.check_ids(target)
+    check_fits(head, target)
     if Eagle3Student.trains(head):
         return Eagle3Student(head, target, ttt_steps, ttt_decay)
     if DFlashStudent.trains(head):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..models import without_dropout
 from ..models.states import asked_for, joined
 
 
@@ -21,14 +22,14 @@ class TeacherOutputs:
         attention_mask: `(batch, length)`, 0 for padding.
         counted: `(batch, length)` bool: the token after this one is part of an answer, so that guessing it counts.
         logits: `(batch, length, vocab)` of the target.
-        states: `(batch, length, layers * hidden)`, its hidden states of the layers asked for, side by side; `None` without any.
+        states: `(batch, length, layers * hidden)`, its hidden states of the layers asked for, side by side.
     """
 
     ids: Tensor
     attention_mask: Tensor
     counted: Tensor
     logits: Tensor
-    states: Tensor | None
+    states: Tensor
 
 
 class Teacher:
@@ -67,13 +68,9 @@ class Teacher:
             labels: `(batch, length)`, the tokens of answers, -100 elsewhere.
         """
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False, **self.keywords}
-        was_training = self.target.training
-        self.target.eval()
-        try:
+        with without_dropout(self.target):
             outputs = self.target(**inputs, output_hidden_states=bool(self.layers) and asked_for(self.layers))
-        finally:
-            self.target.train(was_training)
-        states = joined(outputs, self.layers, input_ids.device) if self.layers else None
+        states = joined(outputs, self.layers, input_ids.device) if self.layers else outputs.logits[..., :0]
         return TeacherOutputs(input_ids, attention_mask, self.counted(labels), outputs.logits, states)
 
     @staticmethod

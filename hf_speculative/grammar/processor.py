@@ -1,6 +1,7 @@
 """The logits processor of a grammar, a function of the prefix: for one position of all rows, or many of each."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -149,9 +150,8 @@ class GrammarProcessor(LogitsProcessor):
             self.walks[row].mask(text).apply(scores[row])
         return scores
 
-    def clone(self) -> "GrammarProcessor":
+    def clone(self, memo: Any = None) -> "GrammarProcessor":
         """One that has read nothing."""
         return GrammarProcessor(self.grammars)
 
-    def __deepcopy__(self, memo) -> "GrammarProcessor":
-        return self.clone()
+    __deepcopy__ = clone

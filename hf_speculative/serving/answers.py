@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -62,29 +62,29 @@ class Answer:
     """
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    failed = staticmethod(sse)
 
     def __init__(self, body: Sampling, model: str, tokenizer: PreTrainedTokenizerBase):
         self.body, self.model = body, model
         self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
         self.tokenizer, self.token_text = tokenizer, lru_cache(4096)(lambda token: tokenizer.decode([token]))
         # by the index of the reply
-        self.parts: dict[int, list[Part]] = defaultdict(list)
-        self.logprobs: dict[int, list[Logprob]] = defaultdict(list)
+        self.choices: dict[int, dict[str, Any]] = {}
         self.num_calls: Counter[int] = Counter()
         self.num_characters: Counter[int] = Counter()
 
     # ---- whole
 
     def add(self, event: Event) -> None:
-        self.parts[event.reply.index] += event.parts
-        self.logprobs[event.reply.index] += event.logprobs
+        """Take the only event of a reply that is not streamed."""
+        self.choices[event.reply.index] = self._choice(event.reply, event.parts, event.logprobs)
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         head = {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
-        choices = [self._choice(reply, self.parts[reply.index], self.logprobs[reply.index]) for reply in replies]
+        choices = [self.choices[reply.index] for reply in replies]
         return head | {"choices": choices, "usage": usage_of(replies)} | metrics_of(replies)
 
-    def _choice(self, reply: Reply, parts: list[Part], logprobs: list[Logprob]) -> dict[str, Any]:
+    def _choice(self, reply: Reply, parts: Sequence[Part], logprobs: Sequence[Logprob]) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": _joined(parts, "content") or None, "refusal": None}
         if thoughts := _joined(parts, "reasoning_content"):
             message["reasoning_content"] = thoughts
@@ -125,9 +125,6 @@ class Answer:
             if is_last:
                 yield "data: [DONE]\n\n"
 
-    def failed(self, error: dict[str, Any]) -> str:
-        return sse(error)
-
     def _end(self, reply: Reply) -> dict[str, Any]:
         return {"index": reply.index, "delta": {}, "finish_reason": reply.finish_reason}
 
@@ -167,7 +164,7 @@ class TextAnswer(Answer):
         first = Logprob(reply.prompt[0], float("nan"), [])
         return self.tokenizer.decode(reply.prompt), [first, *(reply.prompt_logprobs or [])]
 
-    def _choice(self, reply: Reply, parts: list[Part], logprobs: list[Logprob]) -> dict[str, Any]:
+    def _choice(self, reply: Reply, parts: Sequence[Part], logprobs: Sequence[Logprob]) -> dict[str, Any]:
         text, before = self._echoed(reply)
         return self._text(reply, text + _joined(parts, "content"), [*before, *logprobs], reply.finish_reason)
 

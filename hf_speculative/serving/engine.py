@@ -21,7 +21,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..call import checks
 from ..call.attached import attached_to
 from ..call.configuration import Options
-from ..call.generation_settings import setting_of
+from ..call.generation_settings import first_given, setting_of
 from ..call.learned import Learned
 from ..call.option_types import WholeNumber
 from ..call.parts import make_schedule, target_and_drafter
@@ -31,6 +31,7 @@ from ..interfaces import CachedModel, Drafter
 from ..loop import speculate
 from ..models import Inputs, choose, device_of, fits_trees, max_positions_of, modes_of_a_call, num_logits
 from ..models.execution import note_decoded
+from ..tokenizers.chat import ids_of
 from ..types import Batch, Round
 from ..verification import SampledVerification
 from . import media
@@ -93,9 +94,8 @@ class Engine:
         self.takes_media = media.takes_media(self.model, self.options)
         limits = [limit for limit in (max_length, max_positions_of(self.model)) if limit is not None]
         self.max_length = min(limits, default=DEFAULT_MAX_LENGTH)
-        eos = setting_of(self.model, {}, "eos_token_id")
-        pad = setting_of(self.model, {}, "pad_token_id")
-        self.pad = next((i for i in (pad, *(eos if isinstance(eos, list) else [eos])) if i is not None), 0)
+        eos = ids_of(setting_of(self.model, {}, "eos_token_id"))
+        self.pad = first_given(setting_of(self.model, {}, "pad_token_id"), *eos, 0)
         self.statistics = RowStatistics()
         self.num_prompt_tokens = self.num_cached_tokens = 0
         self.ended: Counter[str] = Counter()

@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import time
 import uuid
+from typing import Any
 
 from starlette.responses import JSONResponse
 
@@ -96,25 +97,19 @@ class Guard:
                 return body
 
     async def _answered(self, scope, body: bytes, receive, send) -> None:
-        messages = [{"type": "http.request", "body": body, "more_body": False}]
-        client, is_gone = Client(), asyncio.Event()
-        scope["client_of_answers"] = client
+        messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        messages.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        scope["client_of_answers"] = client = Client()
 
         async def watch() -> None:
-            while (await receive())["type"] != "http.disconnect":
+            while (message := await receive())["type"] != "http.disconnect":
                 pass
-            is_gone.set()
+            messages.put_nowait(message)
             client.leave()
-
-        async def replayed():
-            if messages:
-                return messages.pop()
-            await is_gone.wait()
-            return {"type": "http.disconnect"}
 
         watcher = asyncio.create_task(watch())
         try:
-            await self.app(scope, replayed, send)
+            await self.app(scope, messages.get, send)
         finally:
             watcher.cancel()
             client.leave()  # cancels what still runs for it

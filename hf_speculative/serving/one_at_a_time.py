@@ -7,23 +7,15 @@ from typing import Any
 import torch
 from transformers import BatchFeature, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..call.statistics import RowStatistics
 from ..models import device_of
-from .logprobs import Logprob
 from .protocol import BadRequest
+from .requests import Run
 
 
-class Call:
+class Call(Run):
     """A call of `generate`, and its streamer."""
 
-    def __init__(self, receive: Callable[[list[int]], None]):
-        self.receive = receive
-        self.statistics, self.num_cached = RowStatistics(), 0
-        self.logprobs: list[Logprob] = []
-        self.is_cancelled = self.has_prompt = False
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
+    has_prompt = False
 
     def put(self, tokens: torch.Tensor) -> None:
         if self.is_cancelled:

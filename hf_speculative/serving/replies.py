@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tokenizers.decoders import DecodeStream
@@ -11,10 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from ..types import NoDistribution
 from .engine import Closed, QueueFull
 from .logprobs import Logprob
-from .one_at_a_time import Call
+from .processors import HeldBack
 from .protocol import Sampling
-from .requests import Request
-from .stops import HeldBack
+from .requests import Run
 from .tools import PlainText
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class Client:
             run.cancel()
 
 
+@dataclass(eq=False)
 class Reply:
     """One answer of a request.
 
@@ -68,36 +69,32 @@ class Reply:
         body: the request.
         ends: tokens that end it, which are not part of its text.
         max_new_tokens: the most tokens.
+        prompt_logprobs: of the prompt's tokens, where the request asks for them.
     """
 
-    run: Request | Call
-    error: BaseException | None = None
-    is_cut = False
+    index: int
+    prompt: list[int]
+    tokenizer: PreTrainedTokenizerBase
+    tell: Callable[[Event], None]
+    parser: PlainText
+    body: Sampling
+    ends: set[int]
+    max_new_tokens: int
+    prompt_logprobs: list[Logprob] | None = None
 
-    def __init__(
-        self,
-        index: int,
-        prompt: list[int],
-        tokenizer: PreTrainedTokenizerBase,
-        tell: Callable[[Event], None],
-        parser: PlainText,
-        body: Sampling,
-        ends: set[int],
-        max_new_tokens: int,
-    ):
-        self.index, self.prompt, self.tokenizer, self.tell, self.parser = index, prompt, tokenizer, tell, parser
-        self.stops, self.ends, self.max_new_tokens, self.streams = body.stop or [], ends, max_new_tokens, body.stream
-        self.skips_specials = body.skip_special_tokens is not False and not parser.keeps_specials
+    def __post_init__(self) -> None:
+        self.skips_specials = self.body.skip_special_tokens is not False and not self.parser.keeps_specials
+        self.run: Run
+        self.error: BaseException | None = None
         self.lock = threading.Lock()
         self.tokens: list[int] = []
-        self.prompt_logprobs: list[Logprob] | None = None
-        self.num_told = 0
         self.told: list[str] = []
-        self.has_called = False
-        self.held_back = HeldBack(self.stops)
+        self.num_told = 0
+        self.has_called = self.is_cut = False
+        self.held_back = HeldBack(self.body.stop or [])
         self.decoder = DecodeStream([], skip_special_tokens=self.skips_specials)
 
-    def start(self, submit: Callable[[], Request | Call]) -> Request | Call:
+    def start(self, submit: Callable[[], Run]) -> Run:
         """Submit it; tokens that arrive before `submit` returns wait for it."""
         with self.lock:
             self.run = submit()
@@ -106,7 +103,7 @@ class Reply:
     def receive(self, tokens: list[int]) -> None:
         """Take new tokens."""
         self.tokens += tokens
-        if not self.streams:
+        if not self.body.stream:
             return
         with self.lock:
             step, backend = self.decoder.step, self.tokenizer.backend_tokenizer
@@ -137,7 +134,7 @@ class Reply:
         """The text that was not sent yet, up to a text or token that ends the answer."""
         tokens = self.tokens[:-1] if self.is_ended else self.tokens
         whole = self.tokenizer.decode(tokens, skip_special_tokens=self.skips_specials)
-        cut = HeldBack(self.stops)
+        cut = HeldBack(self.body.stop or [])
         text = cut.add(whole) + cut.rest()
         self.is_cut = cut.is_over
         told = "".join(self.told)

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import BatchFeature, PreTrainedModel
 
 from ..call import checks, input_checks
 from ..call.attached import plain_generate_of
@@ -24,7 +23,31 @@ from ..types import Batch, Guide, Tree
 from .logprobs import Logprob
 
 
-class Request:
+class Run:
+    """What a reply gets its tokens from.
+
+    Args:
+        receive: takes new tokens.
+
+    Attributes:
+        logprobs: of its tokens, where they are asked for.
+        statistics: counts of its drafts.
+        num_cached: tokens of the prompt that were cached, since another row began with them.
+        is_cancelled: its client is gone.
+    """
+
+    def __init__(self, receive: Callable[[list[int]], None]):
+        self.receive = receive
+        self.logprobs: list[Logprob] = []
+        self.statistics, self.num_cached = RowStatistics(), 0
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        """Cancel it, from any thread."""
+        self.is_cancelled = True
+
+
+class Request(Run):
     """A prompt with its own sampler and stopping criteria, which see its row as the only one of a call.
 
     Sampled requests are coupled to plain `generate`'s noise: under a seed, the tokens are those of `generate` alone,
@@ -42,9 +65,6 @@ class Request:
         tokens: the new tokens so far.
         num_top: the number of likeliest tokens whose log-probabilities are kept beside each token's own; `None`: keep none.
         max_length: the most tokens of prompt and answer.
-        statistics: counts of its drafts.
-        num_cached: tokens of the prompt that were cached, since another row began with them.
-        is_cancelled: its client is gone; its row ends with the round.
         error: what went wrong with it alone; its row ends with the round.
     """
 
@@ -59,24 +79,17 @@ class Request:
     ):
         assert stopping.max_length is not None  # transformers' generate always sets one
         self.inputs, self.sampler, self.stopping, self.max_length = inputs, sampler, stopping, stopping.max_length
-        self.receive, self.finish, self.guide = receive, finish, guide
+        super().__init__(receive)
+        self.finish, self.guide = finish, guide
         self.ids = inputs.input_ids[0].tolist()
         self.tokens: list[int] = []
         self.num_top: int | None = None
-        self.logprobs: list[Logprob] = []
-        self.statistics = RowStatistics()
-        self.num_cached = 0
-        self.is_cancelled = False
         self.error: BaseException | None = None
 
     @property
     def is_over(self) -> bool:
         """Whether its row ends regardless of its stopping criteria."""
         return self.is_cancelled or self.error is not None
-
-    def cancel(self) -> None:
-        """Cancel it, from any thread."""
-        self.is_cancelled = True
 
     def own(self, batch: Batch, lane: int, ends_round: bool = False) -> Batch:
         """View row `lane` of `batch` as the only row of a call, without padding. Memory is shared.
@@ -156,8 +169,6 @@ def prepare_request(
         sampler.keeps_draft_probs = False
         return Request(inputs, sampler, stopping, receive, finish, processors.guides(batch.history)(0))
 
-    kwargs = with_stop_strings(model, options)
-    for name, value in (media or {}).items():
-        kwargs[name] = value.to(input_ids.device) if isinstance(value, Tensor) else value
+    kwargs = with_stop_strings(model, options) | BatchFeature(media).to(input_ids.device).data
     kwargs |= {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
     return plain_generate_of(model)(**kwargs, custom_generate=prepared)

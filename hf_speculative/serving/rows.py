@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch import Tensor
 
+from ..call.prompts import padded
 from ..interfaces import Sampler, Schedule, Stopping
 from ..sampling.samplers import ProcessedSampler
 from ..schedules.wrapped import WrappedSchedule
@@ -37,11 +38,9 @@ class Rows(Batch):
         take: Callable[[int], Running],
         leave: Callable[[Rows], None],
     ):
-        width = max(len(request.ids) for request in requests.values())
-        padding = [width - len(request.ids) for request in requests.values()]
-        rows = [[pad] * num + request.ids for num, request in zip(padding, requests.values(), strict=True)]
+        ids, mask = padded([request.ids for request in requests.values()], pad, left=True)
         device = next(iter(requests.values())).inputs.input_ids.device
-        super().__init__(torch.tensor(rows, device=device), padding, max_length)
+        super().__init__(ids.to(device), (mask == 0).sum(1).tolist(), max_length)
         self.max_position = max_length - 1
         self.rows, self.pad, self.take, self.leave = list(requests), pad, take, leave
         self.with_media = {row for row, request in requests.items() if request.inputs.has_media}
@@ -224,6 +223,5 @@ class PerRequestRoom(WrappedSchedule):
         self.running = running
 
     def plan(self, batch: Batch) -> list[int]:
-        lengths = zip(batch.rows, batch.host_lengths, batch.host_padding, strict=True)
-        rooms = [max(0, self.running[row].max_length - (length - pad) - 1) for row, length, pad in lengths]
-        return [min(num, room) for num, room in zip(self.schedule.plan(batch), rooms, strict=True)]
+        rows = zip(batch.rows, batch.history, self.schedule.plan(batch), strict=True)
+        return [min(num, max(0, self.running[row].max_length - len(text) - 1)) for row, text, num in rows]

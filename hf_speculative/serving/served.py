@@ -8,16 +8,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call.generation_settings import setting_of
 from ..models import num_logits
+from ..tokenizers.chat import ids_of
 from . import tools
 from .engine import DEFAULT_MAX_LENGTH, Engine
 from .logprobs import logprobs_of_prompt
-from .one_at_a_time import Call, OneAtATime
-from .penalties import Penalties
+from .one_at_a_time import OneAtATime
+from .processors import Penalties, StopTexts
 from .prompts import Prompt, of_messages, variables_of
 from .protocol import BadRequest, Chat, Completion, Sampling, Tokenize, UnknownModel, WithTools, leaves
 from .replies import Client, Event, Reply
+from .requests import Run
 from .responses import Responses
-from .stops import StopTexts
 
 #: new tokens where a request names no number
 DEFAULT_NEW_TOKENS = 1024
@@ -41,15 +42,12 @@ class Served:
         max_tokens: of an answer, at most; `None`: as many as fit.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, processor, name: str, engine: Engine | None, max_tokens: int | None = None
-    ):
+    def __init__(self, model: PreTrainedModel, processor, name: str, engine: Engine | None, max_tokens: int | None):
         self.model, self.processor, self.name, self.engine, self.max_tokens = model, processor, name, engine, max_tokens
         self.tokenizer: PreTrainedTokenizerBase = getattr(processor, "tokenizer", processor)
         self.alone = OneAtATime(model, self.tokenizer)
         self.max_length = DEFAULT_MAX_LENGTH if engine is None else engine.max_length
-        eos = setting_of(model, {}, "eos_token_id")
-        self.eos: list[int] = [] if eos is None else eos if isinstance(eos, list) else [eos]
+        self.eos = ids_of(setting_of(model, {}, "eos_token_id"))
 
     def check(self, body: Sampling | Tokenize) -> None:
         """What costs nothing to say.
@@ -98,7 +96,7 @@ class Served:
         return [tool.model_dump(exclude_none=True) for tool in body.tools]
 
     def begin(self, body: Sampling, client: Client, tell: Callable[[Event], None]) -> list[Reply]:
-        """Answers to a request, each on its way.
+        """Answers to a request, each on its way. `client` has to leave if this raises.
 
         Raises:
             UnknownModel, QueueFull, Closed: it cannot be taken.
@@ -107,19 +105,15 @@ class Served:
         self.check(body)
         prompts, grammar = self.prompts(body), self._grammar(body)
         replies: list[Reply] = []
-        try:
-            for prompt in prompts:
-                scored = None
-                if getattr(body, "echo", False) and body.num_top is not None:
-                    scored = self._prompt_logprobs(prompt.ids, body.num_top)
-                for nth in range(body.n or 1):
-                    reply = self._reply(len(replies), prompt, body, grammar, tell)
-                    reply.prompt_logprobs = scored
-                    replies.append(reply)
-                    self._submit(reply, prompt, body, grammar, nth, client)
-        except BaseException:
-            client.leave()
-            raise
+        for prompt in prompts:
+            scored = None
+            if getattr(body, "echo", False) and body.num_top is not None:
+                scored = self._prompt_logprobs(prompt.ids, body.num_top)
+            for nth in range(body.n or 1):
+                reply = self._reply(len(replies), prompt, body, grammar, tell)
+                reply.prompt_logprobs = scored
+                replies.append(reply)
+                self._submit(reply, prompt, body, grammar, nth, client)
         return replies
 
     def _grammar(self, body: Sampling) -> Any:
@@ -139,12 +133,10 @@ class Served:
         return str(getattr(self.processor, "chat_template", None) or "")
 
     def _parser(self, body: Sampling, prompt: Prompt, grammar: Any) -> tools.PlainText:
-        if not isinstance(body, WithTools):
+        if not isinstance(body, WithTools) or isinstance(grammar, dict):
             return tools.PlainText()
         if tools.must_call(body):
             return tools.OneCall()
-        if isinstance(grammar, dict):
-            return tools.PlainText()
         template = getattr(self.tokenizer, "response_template", None)
         if template is None and (tools.OPEN in self._template or "</think>" in self._template):
             template = tools.HERMES
@@ -162,7 +154,7 @@ class Served:
 
     def _submit(self, reply: Reply, prompt: Prompt, body: Sampling, grammar: Any, nth: int, client: Client) -> None:
         if body.max_tokens == 0:  # nothing but the prompt
-            reply.max_new_tokens, reply.run = 0, Call(reply.receive)
+            reply.max_new_tokens, reply.run = 0, Run(reply.receive)
             return reply.finish(None)
         engine, media = self.engine, prompt.media
         runner = self.alone if engine is None or (media and not engine.takes_media) else engine

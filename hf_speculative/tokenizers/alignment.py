@@ -7,14 +7,14 @@
 Only the last few ids may change when more text follows, so that a round encodes as much text at 8,000 tokens as at 80.
 """
 
-import copy
 from codecs import utf_8_decode
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from transformers import PreTrainedTokenizerBase
 
-from .vocabulary import Vocabulary, shared_tokens, vocabulary_of
+from .vocabulary import shared_tokens, vocabulary_of
 
 LOOKBEHIND = 10
 
@@ -42,6 +42,7 @@ class Encoder:
         return ids, [sizes[end] for _, end in offsets]
 
 
+@dataclass(eq=False)
 class Alignment:
     """A text that grows, in bytes, with a tokenizer's ids for it.
 
@@ -85,33 +86,22 @@ class Alignment:
         encode: ids of a text and the byte at which each ends.
         piece: the bytes of an id; `None` for special tokens.
         lookbehind: how many ids are encoded again together with new text.
-        ids: what comes before the text.
-
-    Attributes:
-        text: bytes since the last cut.
-        ids: for all that was ever covered.
-        ends: for each of `ids` since that cut, the byte of `text` at which it ends.
+        ids: for all that was ever covered, and what comes before the text.
+        ends: for each of `ids` since the last cut, the byte of `text` at which it ends.
+        text: bytes since that cut.
         drafted: ids that may come next, as far as they spell the text.
     """
 
-    def __init__(
-        self,
-        encode: Callable[[str], tuple[list[int], list[int]]],
-        piece: Callable[[int], bytes | None],
-        lookbehind: int,
-        ids: Iterable[int] = (),
-    ):
-        self.encode, self.piece, self.lookbehind = encode, piece, lookbehind
-        self.text = bytearray()
-        self.ids: list[int] = list(ids)
-        self.ends: list[int] = []
-        self.drafted: list[int] = []
+    encode: Callable[[str], tuple[list[int], list[int]]]
+    piece: Callable[[int], bytes | None]
+    lookbehind: int
+    ids: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    text: bytearray = field(default_factory=bytearray)
+    drafted: list[int] = field(default_factory=list)
 
     def copy(self) -> "Alignment":
-        other = copy.copy(self)
-        other.text, other.ids, other.ends = bytearray(self.text), list(self.ids), list(self.ends)
-        other.drafted = list(self.drafted)
-        return other
+        return replace(self, ids=[*self.ids], ends=[*self.ends], text=self.text.copy(), drafted=[*self.drafted])
 
     @property
     def num_covered(self) -> int:
@@ -190,6 +180,7 @@ def begins_character(byte: int) -> bool:
     return byte & 0xC0 != 0x80
 
 
+@dataclass(eq=False)
 class Translation:
     """A pair of tokenizers, and the tokens that both have.
 
@@ -198,21 +189,17 @@ class Translation:
         target_lookbehind, draft_lookbehind: how many tokens of the committed text are encoded again together with new text.
     """
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        draft_tokenizer: PreTrainedTokenizerBase,
-        vocab_size: int,
-        draft_vocab_size: int,
-        target_lookbehind: int = LOOKBEHIND,
-        draft_lookbehind: int = LOOKBEHIND,
-    ):
-        self.encode_target, self.encode_draft = Encoder(tokenizer), Encoder(draft_tokenizer)
-        self.target: Vocabulary = self.encode_target.vocabulary
-        self.draft: Vocabulary = self.encode_draft.vocabulary
-        self.vocab_size, self.draft_vocab_size = vocab_size, draft_vocab_size
-        self.target_lookbehind, self.draft_lookbehind = target_lookbehind, draft_lookbehind
-        self.to_target = shared_tokens(self.target, self.draft, vocab_size, draft_vocab_size)
+    tokenizer: PreTrainedTokenizerBase
+    draft_tokenizer: PreTrainedTokenizerBase
+    vocab_size: int
+    draft_vocab_size: int
+    target_lookbehind: int = LOOKBEHIND
+    draft_lookbehind: int = LOOKBEHIND
+
+    def __post_init__(self) -> None:
+        self.encode_target, self.encode_draft = Encoder(self.tokenizer), Encoder(self.draft_tokenizer)
+        self.target, self.draft = self.encode_target.vocabulary, self.encode_draft.vocabulary
+        self.to_target = shared_tokens(self.target, self.draft, self.vocab_size, self.draft_vocab_size)
         self.to_draft = {index: draft_index for draft_index, index in self.to_target.items()}
         roles = self.draft.roles
         self.openers = {*self.draft.prefix, roles.get("bos")} - {roles.get("eos")}

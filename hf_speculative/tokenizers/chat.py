@@ -48,8 +48,7 @@ def ids_of(value: Any) -> list[int]:
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids that end an answer: those of the generation config, then what the template puts after one."""
-    eos = model.generation_config.eos_token_id
-    found = ids_of(eos)
+    found = ids_of(model.generation_config.eos_token_id)
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": MARK}]
     try:
         after = _ids(tokenizer, _rendered(tokenizer, messages).partition(MARK)[2])

@@ -30,7 +30,7 @@ class Transcript:
         self.translation, self.by_token = translation, by_token
         self.num_read = 0
         draft, lookbehind = translation.draft, translation.draft_lookbehind
-        self.draft = Alignment(translation.encode_draft, draft.piece, lookbehind, draft.prefix)
+        self.draft = Alignment(translation.encode_draft, draft.piece, lookbehind, [*draft.prefix])
 
     @property
     def ids(self) -> list[int]:

@@ -1,5 +1,6 @@
 """The time budget `minutes` of a run, from the first answer to the saved draft, and its progress."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,28 +20,26 @@ class Deadline:
     """Count down a run's time.
 
     Attributes:
-        seconds: of the whole run; `None` for as long as it takes.
+        seconds: of the whole run; infinite for as long as it takes.
         begun: by `time.monotonic`.
     """
 
-    seconds: float | None
+    seconds: float
     begun: float = field(default_factory=lambda: time.monotonic())
 
     @property
     def left(self) -> float:
         """Seconds until the draft has to be written."""
-        if self.seconds is None:
-            return float("inf")
         return self.begun + (1 - WRITING) * self.seconds - time.monotonic()
 
     def has_passed(self, share: float) -> bool:
         """Whether this share of the time is over."""
-        return self.seconds is not None and time.monotonic() - self.begun > share * self.seconds
+        return time.monotonic() - self.begun > share * self.seconds
 
     @property
     def of_a_measurement(self) -> float:
         """Seconds that measuring one way to decode may take."""
-        return float("inf") if self.seconds is None else MEASUREMENT * self.seconds
+        return MEASUREMENT * self.seconds
 
     def num_steps(self, step_seconds: float) -> int:
         """Steps that fit beside measuring; at least one."""
@@ -99,7 +98,7 @@ class Pace(TrainerCallback):
         """Fewer measurements than were planned, if they take too long."""
         length = metrics["eval_acceptance_length"]
         self.watch.say(f"Acceptance length after step {state.global_step:,}: {length:.2f}.")
-        if self.deadline.seconds is None:
+        if math.isinf(self.deadline.seconds):
             return
         self.evaluation_seconds = metrics["eval_seconds"]
         num_steps = state.max_steps - state.global_step

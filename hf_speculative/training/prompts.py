@@ -10,6 +10,7 @@ from ..distillation.examples import Example
 from ..measuring.inputs import Prompts, prompts_of, read_row
 from ..measuring.journal import BadRow
 from ..measuring.rows import Reader, read_rows, reader
+from ..tokenizers.chat import ids_of
 
 #: at most this share of the prompts is held out
 HELD_OUT_SHARE = 0.2
@@ -101,8 +102,7 @@ def _answers(rows: list, how: Reader | None, prompts: Prompts, tokenizer) -> dic
             prompts.bad_rows.append(BadRow(index, f"its answer is {text!r}, not a text"))
             continue
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        found[index] = [*ids, *end]
+        found[index] = [*ids, *ids_of(tokenizer.eos_token_id)]
     if not found:
         raise ValueError(f"no row of `dataset` has an answer.{_first(prompts.bad_rows)}")
     return found

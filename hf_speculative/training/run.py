@@ -1,8 +1,9 @@
 """One run of training: answers, a student, steps, the draft that is kept."""
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,7 @@ class Run:
     untrained: Point | None = None
 
     def __post_init__(self):
-        minutes = self.settings.minutes
-        self.deadline = Deadline(None if minutes is None else 60 * minutes)
+        self.deadline = Deadline(60 * (self.settings.minutes or math.inf))
         self.target = checks.unwrap(self.target, "target")
         checks.check_model(self.target, "target")
         self.folder = Path(self.output)
@@ -158,10 +158,9 @@ class Run:
             self.processes.gather([])  # none begins before all have looked into the folder
             return
         self.watch.part("answers of the target")
-        header = header_of(
-            f"{name_of(self.target)} {fingerprint(self.target)}", Prompts(self.data.prompts).digest, settings
-        )
         rank, count, prompts = self.processes.rank, self.processes.count, self.data.prompts
+        name = f"{name_of(self.target)} {fingerprint(self.target)}"
+        header = header_of(name, Prompts(prompts).digest, settings)
         paths = [self.folder / ANSWERS, *(self.folder / f"{ANSWERS}.rank{one}" for one in range(1, count))]
         with self._decodes_fast():
             answer(
@@ -183,14 +182,11 @@ class Run:
     @contextmanager
     def _decodes_fast(self) -> Iterator[None]:
         """The target on its fastest passes, which round otherwise: not where `steps` promises the same answers again."""
-        if self.settings.steps is not None or own_generate(self.target) is not None:
+        with ExitStack() as stack:
+            if self.settings.steps is None and own_generate(self.target) is None:
+                attach(self.target, "auto")
+                stack.callback(detach, self.target)
             yield
-            return
-        attach(self.target, "auto")
-        try:
-            yield
-        finally:
-            detach(self.target)
 
     def prepare(self, arguments: dict[str, Any]) -> None:
         """Student, store and trainer, and what a step costs."""
@@ -244,7 +240,7 @@ class Run:
         self.watch.part("training")
         pace = Pace(self.deadline, self.step_seconds, self.watch)
         trainer.add_callback(pace)
-        if trainer.is_world_process_zero():
+        if self.processes.rank == 0:
             result.write()
         if resume:
             self.watch.say("There is no checkpoint yet." if checkpoint is None else f"Going on after step {num_done}.")
@@ -260,11 +256,7 @@ class Run:
         best = trainer.state.best_model_checkpoint
         result.best_step = step_of(best) if best else trainer.state.global_step
         result.seconds = pace.seconds
-        if trainer.is_world_process_zero():
-            self.student.save(self.folder, self.tokenizer)
-            result.write()
-            card.write(result)
-        return result
+        return self._kept(result, functools.partial(self.student.save, self.folder, self.tokenizer))
 
     def tables(self) -> Trained:
         """Warm tables in place of a trained model: they are learned in one reading of the answers."""
@@ -277,8 +269,12 @@ class Run:
         drafts = ("auto", TablesSource(tables))
         result.follow([{"step": step} | meter(self.target, draft) for step, draft in enumerate(drafts)])
         result.best_step = 1
+        return self._kept(result, functools.partial(tables.save, self.folder))
+
+    def _kept(self, result: Trained, save: Callable[[], None]) -> Trained:
+        """The first process writes the draft, its figures and its card."""
         if self.processes.rank == 0:
-            tables.save(self.folder)
+            save()
             result.write()
             card.write(result)
         return result

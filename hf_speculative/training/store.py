@@ -61,7 +61,6 @@ class StoredTeacher(Teacher):
     def _computed(self, *batch: Tensor) -> dict[str, Tensor]:
         """What the target makes of a batch, each `(rows, width, size)`; `last` is what its output layer reads."""
         lesson = self.teacher(*batch)
-        assert lesson.states is not None
         size = lesson.states.shape[-1] // len(self.teacher.layers)
         return {"states": lesson.states[..., :-size], "last": lesson.states[..., -size:], "logits": lesson.logits}
 

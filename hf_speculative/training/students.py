@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..distillation.dflash_student import BLOCKS, new_block
@@ -34,8 +33,7 @@ def check(settings: Settings, target: PreTrainedModel, tokenizer: PreTrainedToke
         check_layers(target, int(settings.value))
     elif settings.kind != "draft" or layout_of(settings.value) is not None:
         small = replace(settings, draft_vocab_size=1)
-        student = _head_student(small, target, torch.zeros(_vocab_size(target), dtype=torch.long))
-        Teacher(target, student.hidden_layers)
+        Teacher(target, _head_student(small, target, ()).hidden_layers)
     elif auto_class_for(settings.value) and tokenizer_of_draft(settings.value, tokenizer) is not None:
         raise ValueError(f"`head={settings.head!r}`: its tokenizer is not the target's: give another head.")
 
@@ -46,14 +44,15 @@ def new_student(settings: Settings, target: PreTrainedModel, examples: Sequence[
     if settings.kind == "layers":
         draft = truncated(target, int(settings.value))
     elif settings.kind != "draft" or layout_of(settings.value) is not None:
-        return _head_student(settings, target, token_counts(examples, _vocab_size(target)))
+        return _head_student(settings, target, examples)
     else:
         draft = load_model(settings.value, dtype=torch.float32)
     return DraftStudent(draft.to(target.device), target, settings.lora_rank)
 
 
-def _head_student(settings: Settings, target: PreTrainedModel, counts: Tensor) -> Student:
+def _head_student(settings: Settings, target: PreTrainedModel, examples: Sequence[Example]) -> Student:
     """A head, on random weights or one that is there."""
+    counts = token_counts(examples, target.config.get_text_config(decoder=True).vocab_size)
     size, length = settings.draft_vocab_size, settings.draft_tokens
     if settings.kind in BLOCKS:
         head: PreTrainedModel = new_block(target, counts, size, settings.kind, length, settings.head_layers)
@@ -67,7 +66,3 @@ def _head_student(settings: Settings, target: PreTrainedModel, counts: Tensor) -
             f"`lora_rank={settings.lora_rank}`: {settings.value} holds a head, no draft model: leave it out."
         )
     return student
-
-
-def _vocab_size(model: PreTrainedModel) -> int:
-    return model.config.get_text_config(decoder=True).vocab_size

@@ -1,5 +1,6 @@
 """A `transformers.Trainer` whose loss is between the target and the draft, and whose evaluation is the real loop."""
 
+import math
 import statistics
 import time
 from pathlib import Path
@@ -80,7 +81,7 @@ class DraftTrainer(Trainer):
             self._stop(inputs, loss)
         return (loss, outputs) if return_outputs else loss
 
-    def step_seconds(self, run_seconds: float | None = None) -> float:
+    def step_seconds(self, run_seconds: float = math.inf) -> float:
         """Time an optimizer step on the first texts; weights and random numbers stay as they are.
 
         Args:
@@ -99,7 +100,7 @@ class DraftTrainer(Trainer):
 
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             seconds = [timed(step, device)[1]]
-            while len(seconds) <= TIMED_STEPS and (run_seconds is None or sum(seconds) < TIMING * run_seconds):
+            while len(seconds) <= TIMED_STEPS and sum(seconds) < TIMING * run_seconds:
                 seconds.append(timed(step, device)[1])
         module.train(was_training)
         return statistics.median(seconds[1:] or seconds) * args.gradient_accumulation_steps  # the first one is slower

@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 
 from hf_speculative.serving import prompts, protocol, tools
 from hf_speculative.serving.app import build_app
-from hf_speculative.serving.penalties import Penalties
+from hf_speculative.serving.processors import Penalties
 from hf_speculative.serving.responses import Responses
 from tests.support import tiny, tongues
 from tests.support.served import PATIENCE, TEMPLATE, alone, running, streamed

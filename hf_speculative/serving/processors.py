@@ -1,4 +1,4 @@
-"""Stop texts as in OpenAI's API: found in the new text alone, and left out of the answer."""
+"""What OpenAI's API has and transformers does not: its penalties, and stop texts that are left out of the answer."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,22 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from torch import Tensor
-from transformers import StoppingCriteria
+from transformers import LogitsProcessor, StoppingCriteria
+
+
+class Penalties(LogitsProcessor):
+    """Lower the logits of tokens in the answer: by `frequency` for each occurrence, and by `presence` once.
+
+    As in OpenAI's API, the prompt's tokens do not count.
+    """
+
+    def __init__(self, prompt_length: int, frequency: float, presence: float):
+        self.prompt_length, self.frequency, self.presence = prompt_length, frequency, presence
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        answer = input_ids[:, self.prompt_length :]
+        counts = torch.zeros_like(scores).scatter_add_(1, answer, torch.ones_like(answer, dtype=scores.dtype))
+        return scores - self.frequency * counts - self.presence * (counts > 0)
 
 
 class HeldBack:
