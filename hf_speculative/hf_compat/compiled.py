@@ -1,6 +1,5 @@
 """Files of torch's AOTInductor."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from shutil import rmtree
@@ -37,8 +36,6 @@ class CompiledPackage:
         with ZipFile(path) as archive:
             inside = {Path(name).name: name for name in archive.namelist()}
             (library,) = (name for name in inside if name.endswith((".so", ".pyd", ".dylib")))
-            metadata = next(name for name in inside if name.endswith("wrapper_metadata.json"))
-            self.metadata: dict[str, str] = json.loads(archive.read(inside[metadata]))
             self.folder = mkdtemp()
             self.library = Path(archive.extract(inside[library], self.folder))
             if (operators := f"{self.library.stem}.json") in inside:  # torch looks for it there: operators of ours

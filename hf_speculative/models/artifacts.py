@@ -31,8 +31,8 @@ from .folder import FOLDER, OFF, folder
 from .linears import num_by_kernel
 from .pieces import CannotCut, pieces_of
 from .pool import own_tensors
-from .shallow import has_own_forward, install_capturing_hooks
-from .states import only_capture
+from .shallow import install_capturing_hooks
+from .states import runs_more
 from .traced import HeadPass, Pass, TracedPass, sizes_that_vary
 
 #: rough costs, to estimate whether compiling pays: Python's time a layer, and the bytes that a core reads a second
@@ -64,7 +64,7 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
         return "runs under autocast"
     if any(module.training for module in modules):
         return "is in training mode"
-    if any(module._forward_pre_hooks or has_own_forward(module) for module in modules) or not only_capture(modules):
+    if runs_more(modules):
         return "has hooks, or a `forward` of its own"
     if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in own_tensors(modules)):
         return "has weights of a form of their own"

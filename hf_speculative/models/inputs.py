@@ -19,7 +19,7 @@ from transformers import (
 )
 from transformers.utils import ModelOutput
 
-from ..hf_compat import CACHE_ARGUMENTS, cache_argument
+from ..hf_compat import CACHE_ARGUMENTS, cache_argument, tree_map_only
 from ..types import Batch
 from .cached_model import device_of
 from .prompt import Prompt
@@ -131,16 +131,9 @@ def inputs_for_draft(
         # A decoder that reads the target's encoder, or none at all.
         if target.config.is_encoder_decoder and "encoder_outputs" in parameters:
             given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])
-    return _captured(draft, _moved(given, device_of(draft)), inputs.generation_config.max_length, num_copies)
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    """`value` with all tensors in it on `device`."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, dict):  # outputs of encoders are such
-        return type(value)(**{name: _moved(part, device) for name, part in value.items()})
-    return type(value)(_moved(part, device) for part in value) if type(value) in (list, tuple) else value
+    device = device_of(draft)
+    given = tree_map_only(Tensor, lambda tensor: tensor.to(device), given)
+    return _captured(draft, given, inputs.generation_config.max_length, num_copies)
 
 
 def misfit_of_encoder(draft: PreTrainedModel, target: PreTrainedModel, call: dict[str, Any]) -> str | None:

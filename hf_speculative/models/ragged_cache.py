@@ -221,11 +221,8 @@ class RaggedCache(Cache):
         if self.num_rows:
             return
         allocated = self.allocated
-        if (
-            allocated
-            and num_rows <= min(len(layer.keys) for layer in allocated)
-            and self.capacity <= 4 * max(limit, MAX_AHEAD)
-        ):
+        most_rows = min((len(layer.keys) for layer in allocated), default=0)
+        if num_rows <= most_rows and self.capacity <= 4 * max(limit, MAX_AHEAD):
             for part in (part for layer in allocated for part in (layer.keys, layer.values)):
                 # No mask hides an inf: its weight is 0, and 0 times inf is not a number.
                 part[:, :, : self.used] = part[:, :, -1:] = 0

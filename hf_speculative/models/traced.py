@@ -91,20 +91,9 @@ def ragged_pass(
     queries, cache.slots = fed_places(first, seen, bounds, input_ids.shape[1])
     cache.end, nodes = slots.shape[0], Nodes(*tree)
     is_filler = cache.slots == bounds[:, :1] if cache.recurrence.has_filler else None
-    cache.recurrence.enter(input_ids.shape[1], is_filler)
     positions = torch.minimum(nodes.positions(queries), bounds[:, 1:2]) + bounds[:, 2:]
-    places = {"position_ids": positions} if layers.attend else {}
-    outputs = model(
-        input_ids=input_ids,
-        attention_mask=prepared(layers.masks(queries, cache, dtype, nodes, is_filler)),
-        **{layers.cache_name: cache},
-        use_cache=True,
-        return_dict=True,
-        **places,
-        **asked,
-    )
-    cache.recurrence.leave()
-    return outputs
+    mask = prepared(layers.masks(queries, cache, dtype, nodes, is_filler))
+    return layers.run(model, cache, input_ids, positions, mask, is_filler, **asked)
 
 
 def sizes_that_vary(one: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[dict[int, tuple[int, tuple]], ...]:
