@@ -187,8 +187,8 @@ def _made(model: PreTrainedModel, recorded: tuple[int, ...]) -> list[Path]:
     with FileLock(path.with_suffix(".lock")):
         if note.exists():
             raise CannotCompile(note.read_text())
-        files = files_of(model, recorded)
         while True:
+            files = files_of(model, recorded)
             try:
                 _make(files)
                 return list(files.modules)
@@ -196,8 +196,7 @@ def _made(model: PreTrainedModel, recorded: tuple[int, ...]) -> list[Path]:
                 if len(files.parts) == 1:
                     note.write_text(_short(error))
                     raise CannotCompile(_short(error)) from error
-                path.with_suffix(WHOLE).write_text(_short(error))
-                files = Files(files.whole, [files.whole], [path])
+                path.with_suffix(WHOLE).write_text(_short(error))  # the next files are those of a whole pass
 
 
 def _short(error: Exception) -> str:

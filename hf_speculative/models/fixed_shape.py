@@ -20,7 +20,7 @@ from .cached_model import device_of, without_dropout
 from .execution import Execution, ragged_model
 from .linears import num_by_kernel
 from .model_state import kept_with
-from .probe import extend
+from .probe import extend, once
 from .ragged import RaggedModel
 from .replays import ladder
 from .static import StaticModel
@@ -166,13 +166,10 @@ def fixes_bits(model: PreTrainedModel, target: FixedShape, num_rows: int) -> boo
     """
     num_lanes = max(num_rows, target.num_lanes or 0)
     how = type(target.model), target.model.capture is not None, num_by_kernel(model)
-    kind = (*how, num_lanes, model.dtype, model.device, torch.get_num_threads())
-    known = kept_with(model).setdefault(fixes_bits, {})
-    if kind not in known:
-        with without_dropout(model), torch.no_grad():
-            known[kind] = all(_are_same(model, target, num_lanes, seed) for seed in range(SEEDS))
-        target.num_forwards = 0
-    return known[kind]
+    kind = (fixes_bits, *how, num_lanes, model.dtype, model.device, torch.get_num_threads())
+    are_same = once(model, kind, lambda: all(_are_same(model, target, num_lanes, seed) for seed in range(SEEDS)))
+    target.num_forwards = 0
+    return are_same
 
 
 def _are_same(

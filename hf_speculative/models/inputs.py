@@ -106,11 +106,10 @@ def inputs_for_draft(
     """
     num_copies = inputs.generation_config.num_return_sequences or 1  # expanded already, and expanded again below
     kwargs, prompt = inputs.model_kwargs, inputs.input_ids[::num_copies]
-    mask = kwargs.get("attention_mask")
     given = _accepted(draft, call)
-    if mask is not None:
-        given["attention_mask"] = mask[::num_copies]
     if draft.config.is_encoder_decoder:
+        if (mask := kwargs.get("attention_mask")) is not None:
+            given["attention_mask"] = mask[::num_copies]
         given.pop("input_ids", None)
         given["decoder_input_ids"] = prompt
         encoded = given.pop("encoder_outputs", None) is not None and misfit_of_encoder(draft, target, call) is None
@@ -124,7 +123,6 @@ def inputs_for_draft(
         given["input_ids"] = prompt
         for name in TOKEN_TYPES & given.keys():  # of an earlier turn in the target's cache; later columns are text
             given[name] = functional.pad(given[name], (0, prompt.shape[1] - given[name].shape[-1]))
-        given.pop("attention_mask", None)
         parameters, mask = inspect.signature(draft.forward).parameters, inputs.attention_mask
         if "attention_mask" in parameters:  # else transformers would infer it from ids that look like padding
             given["attention_mask"] = torch.ones_like(prompt) if mask is None else mask[::num_copies]

@@ -3,7 +3,6 @@
 The reference is steps of one token, each prepared by the model's own `prepare_inputs_for_generation`.
 """
 
-import functools
 import math
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
@@ -55,8 +54,8 @@ def fits_early_exit(model: PreTrainedModel, exit_layer: int) -> bool:
         return False
     if takes_masks(model) and is_tested_ragged(model):
         return True
-    trial = functools.partial(_worst_deviation, model, lambda: _Drafting(model, exit_layer))
-    return once(model, ("early exit", exit_layer), trial) <= tolerance(model)
+    kind = "early exit", exit_layer
+    return once(model, kind, lambda: _worst_deviation(model, lambda: _Drafting(model, exit_layer))) <= tolerance(model)
 
 
 def fits_universal(model: PreTrainedModel, inputs: Inputs, is_draft: bool = False) -> bool:

@@ -40,7 +40,6 @@ class RaggedModel(CachedModel):
         self.layers = AttentionLayers(model)
         self.reads_prompts = not takes_masks(model)
         self.takes_trees = not self.layers.are_recurrent
-        self.num_forwards = 0
         self.cache = self.layers.new_cache()
         self.reset()
         self.device, self.dtype = device_of(model), model.dtype
@@ -141,9 +140,9 @@ class RaggedModel(CachedModel):
         """Ids that the model has embeddings for."""
         return ids if self.last_id is None else ids.clamp(max=self.last_id)
 
-    def _finish(self, ends: list[int], seen: Tensor) -> None:
+    def _finish(self, ends: list[int], seen: Tensor, num_passes: int = 1) -> None:
         self.cache.recurrence.finish(ends)
-        self.num_forwards += 1
+        self.num_forwards += num_passes
         self.host_seen, self.seen = ends, seen
 
     def run(self, **inputs):

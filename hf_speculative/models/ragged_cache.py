@@ -34,9 +34,8 @@ class RaggedLayer(CacheLayerMixin):
         self.sliding_window = sliding_window
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        batch, heads, _, _ = key_states.shape
-        self.keys = key_states.new_zeros(batch, heads, self.cache.capacity, key_states.shape[3])
-        self.values = value_states.new_zeros(batch, value_states.shape[1], self.cache.capacity, value_states.shape[3])
+        capacity, both = self.cache.capacity, (key_states, value_states)
+        self.keys, self.values = (like.new_zeros(*like.shape[:2], capacity, like.shape[3]) for like in both)
         self.is_initialized = True
         self.cache.captured.clear()
 

@@ -76,8 +76,7 @@ class StaticModel(RaggedModel):
             return torch.stack(tokens, 1), None if distributions[0] is None else torch.stack(distributions, 1)
 
         drafted = self.replays(self.cache, draft_all, inputs, ("draft", num_tokens, settings, self.recorded))
-        self._finish([end + ahead for end in ends], batch.lengths - batch.padding + ahead)
-        self.num_forwards += ahead
+        self._finish([end + ahead for end in ends], batch.lengths - batch.padding + ahead, num_tokens)
         return drafted
 
     def lay_out(self, rows: Batch, num_slots: int) -> None:
