@@ -173,12 +173,7 @@ def _captured(model: PreTrainedModel, given: dict[str, Any], max_length: int, nu
     tokens = ("decoder_start_token_id", "bos_token_id", "eos_token_id")
     bare.generation_config = GenerationConfig(**{name: getattr(model.generation_config, name) for name in tokens})
     config = GenerationConfig(
-        max_length=max_length,
-        num_return_sequences=num_copies,
-        do_sample=num_copies > 1,
-        pad_token_id=0,
-        num_beams=1,
-        use_cache=True,
+        max_length=max_length, num_return_sequences=num_copies, do_sample=num_copies > 1, pad_token_id=0
     )
     with _noted_positions(model):
         # The class's own `generate`, past what is attached to the object and what a subclass does around it.

@@ -78,7 +78,9 @@ class AttentionLayers:
         kinds = self.types or [kind] * self.config.num_hidden_layers
         self.kinds = {ATTENTION_TYPES[kind] for kind in kinds if kind in ATTENTION_TYPES}
         self.windows = [self.window if "sliding" in kind else None for kind in kinds]
-        self.are_recurrent, self.cache_name = is_recurrent(model), cache_argument(signature(model.forward).parameters)
+        self.are_recurrent, parameters = is_recurrent(model), signature(model.forward).parameters
+        #: the keyword of the cache, and whether the model can leave out the logits of some columns
+        self.cache_name, self.keeps_logits = cache_argument(parameters), "logits_to_keep" in parameters
         layers = DynamicCache(config=self.config).layers if self.are_recurrent else []
         self.num_states = [getattr(layer, "number_of_states", 0) for layer in layers]
         self.attends = [isinstance(layer, CacheLayerMixin) for layer in layers]

@@ -7,7 +7,6 @@ and the model builds the masks that it builds in plain `generate`.
 """
 
 import functools
-import inspect
 
 import torch
 from torch import Tensor
@@ -43,7 +42,6 @@ class RaggedModel(CachedModel):
         self.cache = self.layers.new_cache()
         self.reset()
         self.device, self.dtype = device_of(model), model.dtype
-        self.accepts_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def reset(self) -> None:
         if self.cache.num_rows or not self.cache.capacity:
@@ -94,7 +92,7 @@ class RaggedModel(CachedModel):
             attention_mask = self.layers.masks(queries, self.cache, self.dtype, nodes, is_filler)
 
         self.cache.recurrence.begin(self.host_seen, width, ahead, has_filler)
-        keep = {"logits_to_keep": num_last} if self.accepts_logits_to_keep else {}
+        keep = {"logits_to_keep": num_last} if self.layers.keeps_logits else {}
         if any(self.offsets):
             position_ids = position_ids + uploaded(self.offsets, self.device)[:, None]
         outputs = self.layers.run(self.run, self.cache, input_ids, position_ids, attention_mask, is_filler, **keep)

@@ -145,7 +145,7 @@ class StaticModel(RaggedModel):
 
     def _keeps_last(self, num_last: int) -> bool:
         """Whether the model computes logits of the last column alone, else of all."""
-        return num_last == 1 and self.accepts_logits_to_keep
+        return num_last == 1 and self.layers.keeps_logits
 
     def _one_pass(self, inputs: tuple[Tensor, ...], num_last: int) -> Callable[..., Tensor]:
         """A pass as a function of its tensors alone; it gives at least the last `num_last` columns' logits."""
