@@ -20,7 +20,7 @@ from .cached_model import device_of, without_dropout
 from .execution import Execution, ragged_model
 from .linears import num_by_kernel
 from .model_state import kept_with
-from .probe import extend, once
+from .probe import extend, once, random_tokens
 from .replays import ladder
 from .static import StaticModel
 
@@ -171,10 +171,9 @@ def fixes_bits(model: PreTrainedModel, target: FixedShape, num_rows: int) -> boo
 
 
 def _are_same(model: PreTrainedModel, target: CachedModel, num_lanes: int, num_columns: int) -> bool:
-    vocab_size, shape = model.config.get_text_config(decoder=True).vocab_size, (num_lanes, 4 + num_lanes + num_columns)
     padding, order = list(range(num_lanes)), list(reversed(range(num_lanes)))
     for seed in range(SEEDS):
-        tokens = torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(seed)).to(device_of(model))
+        tokens = random_tokens(model, num_lanes, 4 + num_lanes + num_columns, seed).to(device_of(model))
         singly = _logits(target, tokens, padding, [1] * num_columns, 0)
         at_once = _logits(target, tokens[order], padding[::-1], [num_columns], ladder(1))
         alone = singly[:1]

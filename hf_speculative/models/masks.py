@@ -71,11 +71,8 @@ class AttentionLayers:
         self.types: list[str] | None = getattr(self.config, "layer_types", None)
         self.window: int | None = getattr(self.config, "sliding_window", None)
         self.chunk: int | None = getattr(self.config, "attention_chunk_size", None)
-        if self.window is not None:
-            kind = "sliding_attention"
-        else:
-            kind = "full_attention" if self.chunk is None else "chunked_attention"
-        kinds = self.types or [kind] * self.config.num_hidden_layers
+        kind = "full_attention" if self.chunk is None else "chunked_attention"
+        kinds = self.types or [kind if self.window is None else "sliding_attention"] * self.config.num_hidden_layers
         self.kinds = {ATTENTION_TYPES[kind] for kind in kinds if kind in ATTENTION_TYPES}
         self.windows = [self.window if "sliding" in kind else None for kind in kinds]
         self.are_recurrent, parameters = is_recurrent(model), signature(model.forward).parameters

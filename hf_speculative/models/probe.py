@@ -173,7 +173,7 @@ def _random_inputs(model: PreTrainedModel, seed: int) -> Inputs:
     config = model.config.get_text_config(decoder=True)
     windows = [getattr(config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size", "window_size")]
     width = 6 + max([window for window in windows if window <= LONGEST_WINDOW], default=0)
-    prompts = _random_tokens(model, 3, width, seed).to(device_of(model))
+    prompts = random_tokens(model, 3, width, seed).to(device_of(model))
     return text_inputs(model, Batch(prompts, [0, 1, 3], max_length=width + 8))
 
 
@@ -182,7 +182,7 @@ def _deviation_from_steps(
 ) -> float:
     """Of passes over several tokens, some of which are taken back, from steps of one token."""
     batch, num_rows = _prompts(inputs), len(inputs.input_ids)
-    kept, taken_back = _random_tokens(model, 2 * num_rows, 5, seed).to(batch.tokens.device).view(2, num_rows, 5)
+    kept, taken_back = random_tokens(model, 2 * num_rows, 5, seed).to(batch.tokens.device).view(2, num_rows, 5)
     stepped = UniversalModel(model, inputs, is_draft)
     steps = [stepped.logits(batch, ahead=0, num_last=1)]
     for i in range(kept.shape[1]):
@@ -206,7 +206,8 @@ def _deviation_from_steps(
     return torch.inf if math.isnan(deviation) else deviation
 
 
-def _random_tokens(model: PreTrainedModel, num_rows: int, width: int, seed: int) -> Tensor:
+def random_tokens(model: PreTrainedModel, num_rows: int, width: int, seed: int) -> Tensor:
+    """`(num_rows, width)` ids of the model's vocabulary, on the CPU."""
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     return torch.randint(vocab_size, (num_rows, width), generator=torch.Generator().manual_seed(seed))
 
