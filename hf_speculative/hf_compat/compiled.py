@@ -1,10 +1,8 @@
 """Files of torch's AOTInductor."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
 import torch
@@ -37,12 +35,10 @@ class CompiledPackage:
         with ZipFile(path) as archive:
             inside = {Path(name).name: name for name in archive.namelist()}
             (library,) = (name for name in inside if name.endswith((".so", ".pyd", ".dylib")))
-            metadata = next(name for name in inside if name.endswith("wrapper_metadata.json"))
-            self.metadata: dict[str, str] = json.loads(archive.read(inside[metadata]))
-            self.folder = mkdtemp()
-            self.library = Path(archive.extract(inside[library], self.folder))
+            self.folder = TemporaryDirectory(ignore_cleanup_errors=True)
+            self.library = Path(archive.extract(inside[library], self.folder.name))
             if (operators := f"{self.library.stem}.json") in inside:  # torch looks for it there: operators of ours
-                archive.extract(inside[operators], self.folder)
+                archive.extract(inside[operators], self.folder.name)
 
     def function(self) -> CompiledFunction:
         """Another one."""
@@ -50,4 +46,4 @@ class CompiledPackage:
 
     def close(self) -> None:
         """Its functions stay; a system that does not let go of a loaded library keeps the file."""
-        rmtree(self.folder, ignore_errors=True)
+        self.folder.cleanup()

@@ -54,8 +54,7 @@ class AheadModel(StaticModel):
             drawn.append(found[1])
             tokens = self.readable(drawn[-1])
         ahead = num_tokens - 1  # the last one was not fed
-        self._finish([end + ahead for end in ends], batch.lengths - batch.padding + ahead)
-        self.num_forwards += num_tokens - 1
+        self._finish([end + ahead for end in ends], batch.lengths - batch.padding + ahead, num_tokens)
         return torch.cat(drawn, 1)
 
     def _caches(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:

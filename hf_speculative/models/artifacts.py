@@ -31,8 +31,8 @@ from .folder import FOLDER, OFF, folder
 from .linears import num_by_kernel
 from .pieces import CannotCut, pieces_of
 from .pool import own_tensors
-from .shallow import has_own_forward, install_capturing_hooks
-from .states import only_capture
+from .shallow import install_capturing_hooks
+from .states import runs_more
 from .traced import HeadPass, Pass, TracedPass, sizes_that_vary
 
 #: rough costs, to estimate whether compiling pays: Python's time a layer, and the bytes that a core reads a second
@@ -64,7 +64,7 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
         return "runs under autocast"
     if any(module.training for module in modules):
         return "is in training mode"
-    if any(module._forward_pre_hooks or has_own_forward(module) for module in modules) or not only_capture(modules):
+    if runs_more(modules):
         return "has hooks, or a `forward` of its own"
     if any(type(tensor) not in (Tensor, nn.Parameter) for tensor in own_tensors(modules)):
         return "has weights of a form of their own"
@@ -187,8 +187,8 @@ def _made(model: PreTrainedModel, recorded: tuple[int, ...]) -> list[Path]:
     with FileLock(path.with_suffix(".lock")):
         if note.exists():
             raise CannotCompile(note.read_text())
-        files = files_of(model, recorded)
         while True:
+            files = files_of(model, recorded)
             try:
                 _make(files)
                 return list(files.modules)
@@ -196,8 +196,7 @@ def _made(model: PreTrainedModel, recorded: tuple[int, ...]) -> list[Path]:
                 if len(files.parts) == 1:
                     note.write_text(_short(error))
                     raise CannotCompile(_short(error)) from error
-                path.with_suffix(WHOLE).write_text(_short(error))
-                files = Files(files.whole, [files.whole], [path])
+                path.with_suffix(WHOLE).write_text(_short(error))  # the next files are those of a whole pass
 
 
 def _short(error: Exception) -> str:

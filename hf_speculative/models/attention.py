@@ -58,10 +58,8 @@ def folded_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     groups = getattr(module, "num_key_value_groups", 1)
     batch, heads, width, dim = query.shape
-    folded, mask = (
-        query.reshape(batch, heads // groups, groups * width, dim),
-        _folded_mask(attention_mask, groups, query),
-    )
+    folded = query.reshape(batch, heads // groups, groups * width, dim)
+    mask = _folded_mask(attention_mask, groups, query)
     scale = kwargs.get("scaling") or dim**-0.5
     if "by_kernel" in vars(module) and _is_for_kernel(folded, key, value):
         output = native.attention(folded, key, value, mask, scale)

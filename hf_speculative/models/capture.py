@@ -57,8 +57,8 @@ class CudaGraph:
             stream = _warm_up_stream(device)
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                before, first = _random_state(), tensors_of(function(*self.buffers))
-                draws = not torch.equal(before, _random_state())
+                before, first = torch.cuda.get_rng_state(), tensors_of(function(*self.buffers))
+                draws = not torch.equal(before, torch.cuda.get_rng_state())
                 with _refusing_waits():
                     second = tensors_of(function(*self.buffers))
             torch.cuda.current_stream().wait_stream(stream)
@@ -77,10 +77,6 @@ class CudaGraph:
             buffer.copy_(tensor)
         self.graph.replay()
         return self.output
-
-
-def _random_state() -> Tensor:
-    return torch.cuda.get_rng_state(torch.cuda.current_device())
 
 
 @functools.cache

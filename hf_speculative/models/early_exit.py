@@ -30,19 +30,16 @@ class EarlyExitModel(RaggedModel):
             raise ValueError("no single list of decoder layers")
         super().__init__(model)
         self.takes_trees = False
-        layers = list(self.model.get_submodule(path))
-        self.state = SharedHidden()
+        state, layers = SharedHidden(), list(self.model.get_submodule(path))
+        before, last, after = layers[: exit_layer - 1], layers[exit_layer - 1], layers[exit_layer:]
         # Each half keeps every index occupied: models look up a layer's attention type by its place.
-        lower = [Exit(layer, self.state) if i == exit_layer - 1 else layer for i, layer in enumerate(layers)]
-        lower[exit_layer:] = [SkippedLayer(layer, self.state) for layer in layers[exit_layer:]]
-        upper = [SkippedLayer(layer, self.state) for layer in layers[: exit_layer - 1]]
-        upper += [ResumeLayer(layers[exit_layer - 1], self.state), *layers[exit_layer:]]
-        lower_layers = nn.ModuleList(lower)
-        with_head = exchanged(self.model, {path: lower_layers})
+        lower = nn.ModuleList([*before, Exit(last, state), *(SkippedLayer(layer, state) for layer in after)])
+        upper = nn.ModuleList([*(SkippedLayer(layer, state) for layer in before), ResumeLayer(last, state), *after])
+        with_head = exchanged(self.model, {path: lower})
         # Where only the hidden states are needed, the head, which may weigh as much as several layers, is left out.
-        without_head = with_head if head is None else exchanged(self.model, {path: lower_layers, head: nn.Identity()})
+        without_head = with_head if head is None else exchanged(self.model, {path: lower, head: nn.Identity()})
         self.lower_models = {True: with_head, False: without_head}
-        self.upper_model = exchanged(self.model, {path: nn.ModuleList(upper)})
+        self.upper_model, self.state = exchanged(self.model, {path: upper}), state
 
     def reset(self) -> None:
         super().reset()

@@ -25,9 +25,8 @@ from .model_state import kept_with
 from .multimodal import AheadMultimodalModel, MultimodalModel, StaticMultimodalModel
 from .ragged import RaggedModel
 from .recording import AheadRecordingModel, RecordingModel, RecordingUniversalModel, StaticRecordingModel
-from .shallow import has_own_forward
 from .sharding import group_of, is_sharded
-from .states import only_capture
+from .states import runs_more
 from .static import StaticModel
 
 #: seconds of decoding after which "auto" starts to compile; short scripts end before
@@ -122,7 +121,7 @@ def can_capture(model: PreTrainedModel) -> bool:
 
 def uncapturable_reason(model: PreTrainedModel) -> str | None:
     """Why passes cannot be captured, as far as is known before the first capture; `None` if they can."""
-    device, modules = device_of(model), list(model.modules())
+    device = device_of(model)
     if device.type != "cuda":
         return "is not on a GPU"
     if device in failed_on:
@@ -131,8 +130,7 @@ def uncapturable_reason(model: PreTrainedModel) -> str | None:
         return "has passes of which a capture failed, as a warning told"
     if torch.is_autocast_enabled(device.type):
         return "runs under autocast, whose copies of weights go when it ends"
-    has_own = any(module._forward_pre_hooks or has_own_forward(module) for module in modules)
-    if has_own or not only_capture(modules):
+    if runs_more(model.modules()):
         return "has hooks or functions of its user, of which a replay runs none"
     return eager_reason(model)
 
@@ -199,12 +197,9 @@ def compiled_pass(model: PreTrainedModel, execution: Execution, recorded: tuple[
             warnings.warn(NOT_COMPILED.format(type(model).__name__, f"it {reason}"), stacklevel=3)
         return None
     kept = pool.kept(model).artifacts
-    run = kept.get(recorded)
-    if run is None:
-        run = _found(model, execution.compile is True, recorded)
-        if run is not None:
-            kept[recorded] = run
-    return run
+    if recorded not in kept and (run := _found(model, execution.compile is True, recorded)) is not None:
+        kept[recorded] = run
+    return kept.get(recorded)
 
 
 def _found(model: PreTrainedModel, waits: bool, recorded: tuple[int, ...]) -> BoundPass | PassOfPieces | None:

@@ -20,8 +20,7 @@ from .cached_model import device_of, without_dropout
 from .execution import Execution, ragged_model
 from .linears import num_by_kernel
 from .model_state import kept_with
-from .probe import extend
-from .ragged import RaggedModel
+from .probe import extend, once, random_tokens
 from .replays import ladder
 from .static import StaticModel
 
@@ -152,8 +151,7 @@ def free_columns(model: PreTrainedModel, execution: Execution, num_rows: int) ->
         target.reads_alone = True
         columns = min(TRIED_COLUMNS, native.WIDE // max([1, *folds_by(target.model)]))
         with without_dropout(model), torch.no_grad():
-            are_same = all(_are_same(model, target, TRIED_ROWS, seed, columns, True) for seed in range(SEEDS))
-        known[kind] = columns if are_same else 0
+            known[kind] = columns if _are_same(model, target, TRIED_ROWS, columns) else 0
     columns = min(known[kind], native.WIDE // num_rows)
     return columns if columns >= NUM_COLUMNS else 0
 
@@ -166,36 +164,27 @@ def fixes_bits(model: PreTrainedModel, target: FixedShape, num_rows: int) -> boo
     """
     num_lanes = max(num_rows, target.num_lanes or 0)
     how = type(target.model), target.model.capture is not None, num_by_kernel(model)
-    kind = (*how, num_lanes, model.dtype, model.device, torch.get_num_threads())
-    known = kept_with(model).setdefault(fixes_bits, {})
-    if kind not in known:
-        with without_dropout(model), torch.no_grad():
-            known[kind] = all(_are_same(model, target, num_lanes, seed) for seed in range(SEEDS))
-        target.num_forwards = 0
-    return known[kind]
+    kind = (fixes_bits, *how, num_lanes, model.dtype, model.device, torch.get_num_threads())
+    are_same = once(model, kind, lambda: _are_same(model, target, num_lanes, NUM_COLUMNS))
+    target.num_forwards = 0
+    return are_same
 
 
-def _are_same(
-    model: PreTrainedModel,
-    target: FixedShape | RaggedModel,
-    num_lanes: int,
-    seed: int,
-    num_columns: int = NUM_COLUMNS,
-    has_alone: bool = False,
-) -> bool:
-    generator = torch.Generator().manual_seed(seed)
-    vocab_size, width = model.config.get_text_config(decoder=True).vocab_size, 4 + num_lanes
-    tokens = torch.randint(vocab_size, (num_lanes, width + num_columns), generator=generator).to(device_of(model))
+def _are_same(model: PreTrainedModel, target: CachedModel, num_lanes: int, num_columns: int) -> bool:
     padding, order = list(range(num_lanes)), list(reversed(range(num_lanes)))
-    singly = _logits(target, tokens, padding, [1] * num_columns, 0)
-    at_once = _logits(target, tokens[order], padding[::-1], [num_columns], ladder(1))
-    alone = _logits(target, tokens[:1], padding[:1], [num_columns], 0) if has_alone else singly[:1]
-    return torch.equal(singly, at_once[order]) and torch.equal(singly[:1], alone)
+    for seed in range(SEEDS):
+        tokens = random_tokens(model, num_lanes, 4 + num_lanes + num_columns, seed).to(device_of(model))
+        singly = _logits(target, tokens, padding, [1] * num_columns, 0)
+        at_once = _logits(target, tokens[order], padding[::-1], [num_columns], ladder(1))
+        alone = singly[:1]
+        if not isinstance(target, FixedShape):  # whose rows are never alone in a pass
+            alone = _logits(target, tokens[:1], padding[:1], [num_columns], 0)
+        if not (torch.equal(singly, at_once[order]) and torch.equal(singly[:1], alone)):
+            return False
+    return True
 
 
-def _logits(
-    target: FixedShape | RaggedModel, tokens: Tensor, padding: list[int], passes: list[int], num_more: int
-) -> Tensor:
+def _logits(target: CachedModel, tokens: Tensor, padding: list[int], passes: list[int], num_more: int) -> Tensor:
     """Logits after the prompts and after all further tokens but the last, fed in `passes`."""
     width = tokens.shape[1] - sum(passes)
     batch = Batch(tokens[:, :width], padding, tokens.shape[1] + num_more)

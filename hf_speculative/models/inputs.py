@@ -19,7 +19,7 @@ from transformers import (
 )
 from transformers.utils import ModelOutput
 
-from ..hf_compat import CACHE_ARGUMENTS, cache_argument
+from ..hf_compat import CACHE_ARGUMENTS, cache_argument, tree_map_only
 from ..types import Batch
 from .cached_model import device_of
 from .prompt import Prompt
@@ -106,11 +106,10 @@ def inputs_for_draft(
     """
     num_copies = inputs.generation_config.num_return_sequences or 1  # expanded already, and expanded again below
     kwargs, prompt = inputs.model_kwargs, inputs.input_ids[::num_copies]
-    mask = kwargs.get("attention_mask")
     given = _accepted(draft, call)
-    if mask is not None:
-        given["attention_mask"] = mask[::num_copies]
     if draft.config.is_encoder_decoder:
+        if (mask := kwargs.get("attention_mask")) is not None:
+            given["attention_mask"] = mask[::num_copies]
         given.pop("input_ids", None)
         given["decoder_input_ids"] = prompt
         encoded = given.pop("encoder_outputs", None) is not None and misfit_of_encoder(draft, target, call) is None
@@ -124,23 +123,15 @@ def inputs_for_draft(
         given["input_ids"] = prompt
         for name in TOKEN_TYPES & given.keys():  # of an earlier turn in the target's cache; later columns are text
             given[name] = functional.pad(given[name], (0, prompt.shape[1] - given[name].shape[-1]))
-        given.pop("attention_mask", None)
         parameters, mask = inspect.signature(draft.forward).parameters, inputs.attention_mask
         if "attention_mask" in parameters:  # else transformers would infer it from ids that look like padding
             given["attention_mask"] = torch.ones_like(prompt) if mask is None else mask[::num_copies]
         # A decoder that reads the target's encoder, or none at all.
         if target.config.is_encoder_decoder and "encoder_outputs" in parameters:
             given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])
-    return _captured(draft, _moved(given, device_of(draft)), inputs.generation_config.max_length, num_copies)
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    """`value` with all tensors in it on `device`."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, dict):  # outputs of encoders are such
-        return type(value)(**{name: _moved(part, device) for name, part in value.items()})
-    return type(value)(_moved(part, device) for part in value) if type(value) in (list, tuple) else value
+    device = device_of(draft)
+    given = tree_map_only(Tensor, lambda tensor: tensor.to(device), given)
+    return _captured(draft, given, inputs.generation_config.max_length, num_copies)
 
 
 def misfit_of_encoder(draft: PreTrainedModel, target: PreTrainedModel, call: dict[str, Any]) -> str | None:
@@ -182,12 +173,7 @@ def _captured(model: PreTrainedModel, given: dict[str, Any], max_length: int, nu
     tokens = ("decoder_start_token_id", "bos_token_id", "eos_token_id")
     bare.generation_config = GenerationConfig(**{name: getattr(model.generation_config, name) for name in tokens})
     config = GenerationConfig(
-        max_length=max_length,
-        num_return_sequences=num_copies,
-        do_sample=num_copies > 1,
-        pad_token_id=0,
-        num_beams=1,
-        use_cache=True,
+        max_length=max_length, num_return_sequences=num_copies, do_sample=num_copies > 1, pad_token_id=0
     )
     with _noted_positions(model):
         # The class's own `generate`, past what is attached to the object and what a subclass does around it.

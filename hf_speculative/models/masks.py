@@ -1,5 +1,6 @@
 """Which slots of a ragged cache each query sees."""
 
+from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
@@ -70,20 +71,16 @@ class AttentionLayers:
         self.types: list[str] | None = getattr(self.config, "layer_types", None)
         self.window: int | None = getattr(self.config, "sliding_window", None)
         self.chunk: int | None = getattr(self.config, "attention_chunk_size", None)
-        if self.window is not None:
-            kind = "sliding_attention"
-        else:
-            kind = "full_attention" if self.chunk is None else "chunked_attention"
-        kinds = self.types or [kind] * self.config.num_hidden_layers
+        kind = "full_attention" if self.chunk is None else "chunked_attention"
+        kinds = self.types or [kind if self.window is None else "sliding_attention"] * self.config.num_hidden_layers
         self.kinds = {ATTENTION_TYPES[kind] for kind in kinds if kind in ATTENTION_TYPES}
         self.windows = [self.window if "sliding" in kind else None for kind in kinds]
-        self.num_states: list[int] = []
-        self.attends: list[bool] = []
-        self.are_recurrent, self.cache_name = is_recurrent(model), cache_argument(signature(model.forward).parameters)
-        if self.are_recurrent:
-            layers = DynamicCache(config=self.config).layers
-            self.num_states = [getattr(layer, "number_of_states", 0) for layer in layers]
-            self.attends = [isinstance(layer, CacheLayerMixin) for layer in layers]
+        self.are_recurrent, parameters = is_recurrent(model), signature(model.forward).parameters
+        #: the keyword of the cache, and whether the model can leave out the logits of some columns
+        self.cache_name, self.keeps_logits = cache_argument(parameters), "logits_to_keep" in parameters
+        layers = DynamicCache(config=self.config).layers if self.are_recurrent else []
+        self.num_states = [getattr(layer, "number_of_states", 0) for layer in layers]
+        self.attends = [isinstance(layer, CacheLayerMixin) for layer in layers]
         #: whether any layer attends
         self.attend = not self.attends or any(self.attends)
 
@@ -95,6 +92,29 @@ class AttentionLayers:
         config = self.config
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+    def run(
+        self,
+        forward: Callable,
+        cache: Any,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Any,
+        is_filler: Tensor | None,
+        **asked,
+    ) -> Any:
+        """The outputs of a model's `forward` over columns `(batch, q)`.
+
+        Args:
+            cache: a `RaggedCache`, or a `TracedCache`.
+            mask: what the model takes, such as `masks` gives.
+            asked: what else the model is given.
+        """
+        cache.recurrence.enter(ids.shape[1], is_filler)
+        given = {self.cache_name: cache} | ({"position_ids": positions} if self.attend else {}) | asked
+        outputs = forward(input_ids=ids, attention_mask=mask, use_cache=True, return_dict=True, **given)
+        cache.recurrence.leave()
+        return outputs
 
     def masks(
         self,

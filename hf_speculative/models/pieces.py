@@ -4,7 +4,7 @@ Layers that differ in weights alone share one compiled function, so that thirty 
 calls its layers is recorded from a run on stand-ins, see `pieces_of`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
+from ..hf_compat import tree_map
 from .attention import fold, folds_by
 from .places import fed_places
 from .shallow import LayerProxy, decoder_layers, duplicate, exchanged
@@ -75,7 +76,7 @@ class Watch:
         states = args[0] if args else kwargs.get("hidden_states")
         if not isinstance(states, Tensor) or (self.states and states is not self.states[-1]):
             raise CannotCut("layers are given something else than what the layer before gives")
-        self.calls.append(_each((args, kwargs), lambda value: self._noted(value, states)))
+        self.calls.append(tree_map(lambda value: self._noted(value, states), (args, kwargs)))
         if not self.states:
             self.states.append(states)
         is_last = len(self.calls) == self.num_layers
@@ -175,7 +176,7 @@ class Layer(nn.Module):
                 return shared[value.index]
             return {Given.STATES: states, Given.CACHE: cache}.get(value, value) if isinstance(value, Given) else value
 
-        args, kwargs = _each(self.call, given)
+        args, kwargs = tree_map(given, self.call)
         output = self.layer(*args, **kwargs)
         return output[0] if isinstance(output, tuple) else output
 
@@ -252,12 +253,3 @@ def _given(before: Before) -> list[tuple[Tensor, ...]]:
         raise
     except Exception as error:  # a model that does something with what its layers give
         raise CannotCut(f"it does not run on stand-ins for its layers ({type(error).__name__}: {error})") from error
-
-
-def _each(value: Any, function: Callable[[Any], Any]) -> Any:
-    """`function` of all that tuples, lists and dicts hold."""
-    if isinstance(value, tuple | list):
-        return type(value)(_each(part, function) for part in value)
-    if isinstance(value, dict):
-        return {name: _each(part, function) for name, part in value.items()}
-    return function(value)

@@ -3,9 +3,9 @@
 The reference is steps of one token, each prepared by the model's own `prepare_inputs_for_generation`.
 """
 
-import functools
 import math
 from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,7 +33,8 @@ LONGEST_PROMPT, NUM_ROWS = 16, 2
 #: texts on which untested models are tried
 SEEDS = 16
 #: what was found, by what was tried
-_deviations: WeakKeyDictionary[PreTrainedModel, dict[Hashable, float]] = WeakKeyDictionary()
+_found: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Any]] = WeakKeyDictionary()
+Found = TypeVar("Found")
 
 
 def fits_ragged(model: PreTrainedModel, is_draft: bool = False) -> bool:
@@ -53,8 +54,8 @@ def fits_early_exit(model: PreTrainedModel, exit_layer: int) -> bool:
         return False
     if takes_masks(model) and is_tested_ragged(model):
         return True
-    trial = functools.partial(_worst_deviation, model, lambda: _Drafting(model, exit_layer))
-    return _once(model, ("early exit", exit_layer), trial) <= tolerance(model)
+    kind = "early exit", exit_layer
+    return once(model, kind, lambda: _worst_deviation(model, lambda: _Drafting(model, exit_layer))) <= tolerance(model)
 
 
 def fits_universal(model: PreTrainedModel, inputs: Inputs, is_draft: bool = False) -> bool:
@@ -88,14 +89,15 @@ def tolerance(model: PreTrainedModel) -> float:
 
 def ragged_deviation(model: PreTrainedModel) -> float:
     """The distance of the ragged cache's logits from plain steps', in standard deviations; infinite if it fails."""
-    return _once(model, "ragged", lambda: _worst_deviation(model, lambda: RaggedModel(model)))
+    return once(model, "ragged", lambda: _worst_deviation(model, lambda: RaggedModel(model)))
 
 
-def _once(model: PreTrainedModel, what: Hashable, trial: Callable[[], float]) -> float:
-    """What `trial` finds; it is run once for each model object."""
-    known = _deviations.setdefault(model, {})
+def once(model: PreTrainedModel, what: Hashable, trial: Callable[[], Found]) -> Found:
+    """What `trial` finds, without gradients and dropout; it is run once for each model object."""
+    known = _found.setdefault(model, {})
     if what not in known:
-        known[what] = trial()
+        with without_dropout(model), torch.no_grad():
+            known[what] = trial()
     return known[what]
 
 
@@ -114,12 +116,11 @@ def universal_deviation(
     def trial() -> float:
         tried = _shortened(model, inputs)
         if not is_draft:
-            with without_dropout(model), torch.no_grad():
-                UniversalModel(model, tried).logits(_prompts(tried), ahead=0, num_last=1)
+            UniversalModel(model, tried).logits(_prompts(tried), ahead=0, num_last=1)
         return _worst_deviation(model, lambda: make_cached(model, tried, is_draft), tried, is_draft)
 
     kind = (make_cached, *inputs.others, inputs.hides_columns, num_cached_of_image(model, inputs.cache) > 0)
-    return _once(model, kind, trial)
+    return once(model, kind, trial)
 
 
 def _shortened(model: PreTrainedModel, inputs: Inputs) -> Inputs:
@@ -156,16 +157,15 @@ def _worst_deviation(
         inputs: of the call; else left-padded prompts longer than the model's windows.
     """
     num_seeds = 1 if has_tested_modules(model) else SEEDS  # layers that quantise their inputs may be right on some
-    with without_dropout(model), torch.no_grad():
-        try:
-            return max(
-                _deviation_from_steps(model, make_cached, inputs or _random_inputs(model, seed), is_draft, seed)
-                for seed in range(num_seeds)
-            )
-        except torch.OutOfMemoryError:
-            raise
-        except DOES_NOT_RUN:
-            return torch.inf
+    try:
+        return max(
+            _deviation_from_steps(model, make_cached, inputs or _random_inputs(model, seed), is_draft, seed)
+            for seed in range(num_seeds)
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except DOES_NOT_RUN:
+        return torch.inf
 
 
 def _random_inputs(model: PreTrainedModel, seed: int) -> Inputs:
@@ -173,7 +173,7 @@ def _random_inputs(model: PreTrainedModel, seed: int) -> Inputs:
     config = model.config.get_text_config(decoder=True)
     windows = [getattr(config, name, None) or 0 for name in ("sliding_window", "attention_chunk_size", "window_size")]
     width = 6 + max([window for window in windows if window <= LONGEST_WINDOW], default=0)
-    prompts = _random_tokens(model, 3, width, seed).to(device_of(model))
+    prompts = random_tokens(model, 3, width, seed).to(device_of(model))
     return text_inputs(model, Batch(prompts, [0, 1, 3], max_length=width + 8))
 
 
@@ -182,7 +182,7 @@ def _deviation_from_steps(
 ) -> float:
     """Of passes over several tokens, some of which are taken back, from steps of one token."""
     batch, num_rows = _prompts(inputs), len(inputs.input_ids)
-    kept, taken_back = _random_tokens(model, 2 * num_rows, 5, seed).to(batch.tokens.device).view(2, num_rows, 5)
+    kept, taken_back = random_tokens(model, 2 * num_rows, 5, seed).to(batch.tokens.device).view(2, num_rows, 5)
     stepped = UniversalModel(model, inputs, is_draft)
     steps = [stepped.logits(batch, ahead=0, num_last=1)]
     for i in range(kept.shape[1]):
@@ -206,7 +206,8 @@ def _deviation_from_steps(
     return torch.inf if math.isnan(deviation) else deviation
 
 
-def _random_tokens(model: PreTrainedModel, num_rows: int, width: int, seed: int) -> Tensor:
+def random_tokens(model: PreTrainedModel, num_rows: int, width: int, seed: int) -> Tensor:
+    """`(num_rows, width)` ids of the model's vocabulary, on the CPU."""
     vocab_size = model.config.get_text_config(decoder=True).vocab_size
     return torch.randint(vocab_size, (num_rows, width), generator=torch.Generator().manual_seed(seed))
 

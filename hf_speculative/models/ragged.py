@@ -7,7 +7,6 @@ and the model builds the masks that it builds in plain `generate`.
 """
 
 import functools
-import inspect
 
 import torch
 from torch import Tensor
@@ -31,17 +30,18 @@ class RaggedModel(CachedModel):
         clamp_ids: read ids past the embedding table as its last one, instead of failing.
     """
 
+    #: layers whose states are kept, see `RecordingModel`
+    recorded: tuple[int, ...] = ()
+
     def __init__(self, model: PreTrainedModel, clamp_ids: bool = False):
         self.original, self.model = model, with_stepped_mixers(with_folded_attention(model))
         self.last_id = last_id(model) if clamp_ids else None
         self.layers = AttentionLayers(model)
         self.reads_prompts = not takes_masks(model)
         self.takes_trees = not self.layers.are_recurrent
-        self.num_forwards = 0
         self.cache = self.layers.new_cache()
         self.reset()
         self.device, self.dtype = device_of(model), model.dtype
-        self.accepts_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def reset(self) -> None:
         if self.cache.num_rows or not self.cache.capacity:
@@ -92,22 +92,10 @@ class RaggedModel(CachedModel):
             attention_mask = self.layers.masks(queries, self.cache, self.dtype, nodes, is_filler)
 
         self.cache.recurrence.begin(self.host_seen, width, ahead, has_filler)
-        self.cache.recurrence.enter(width, is_filler)
-        keep = {"logits_to_keep": num_last} if self.accepts_logits_to_keep else {}
+        keep = {"logits_to_keep": num_last} if self.layers.keeps_logits else {}
         if any(self.offsets):
             position_ids = position_ids + uploaded(self.offsets, self.device)[:, None]
-        places = {"position_ids": position_ids} if self.layers.attend else {}
-        outputs = self.run(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            use_cache=True,
-            return_dict=True,
-            **{self.layers.cache_name: self.cache},
-            **places,
-            **keep,
-        )
-        self.cache.recurrence.leave()
-        self.cache.recurrence.finish(ends)
+        outputs = self.layers.run(self.run, self.cache, input_ids, position_ids, attention_mask, is_filler, **keep)
         self._finish(ends, first + width)
         return outputs.logits[:, -num_last:].to(batch.tokens.device)
 
@@ -150,8 +138,9 @@ class RaggedModel(CachedModel):
         """Ids that the model has embeddings for."""
         return ids if self.last_id is None else ids.clamp(max=self.last_id)
 
-    def _finish(self, ends: list[int], seen: Tensor) -> None:
-        self.num_forwards += 1
+    def _finish(self, ends: list[int], seen: Tensor, num_passes: int = 1) -> None:
+        self.cache.recurrence.finish(ends)
+        self.num_forwards += num_passes
         self.host_seen, self.seen = ends, seen
 
     def run(self, **inputs):

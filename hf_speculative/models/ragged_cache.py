@@ -34,9 +34,8 @@ class RaggedLayer(CacheLayerMixin):
         self.sliding_window = sliding_window
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        batch, heads, _, _ = key_states.shape
-        self.keys = key_states.new_zeros(batch, heads, self.cache.capacity, key_states.shape[3])
-        self.values = value_states.new_zeros(batch, value_states.shape[1], self.cache.capacity, value_states.shape[3])
+        capacity, both = self.cache.capacity, (key_states, value_states)
+        self.keys, self.values = (like.new_zeros(*like.shape[:2], capacity, like.shape[3]) for like in both)
         self.is_initialized = True
         self.cache.captured.clear()
 
@@ -221,11 +220,8 @@ class RaggedCache(Cache):
         if self.num_rows:
             return
         allocated = self.allocated
-        if (
-            allocated
-            and num_rows <= min(len(layer.keys) for layer in allocated)
-            and self.capacity <= 4 * max(limit, MAX_AHEAD)
-        ):
+        most_rows = min((len(layer.keys) for layer in allocated), default=0)
+        if num_rows <= most_rows and self.capacity <= 4 * max(limit, MAX_AHEAD):
             for part in (part for layer in allocated for part in (layer.keys, layer.values)):
                 # No mask hides an inf: its weight is 0, and 0 times inf is not a number.
                 part[:, :, : self.used] = part[:, :, -1:] = 0

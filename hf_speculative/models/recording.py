@@ -3,8 +3,6 @@
 Both paths keep them by position, so that there is nothing to roll back: what a later pass feeds again, it writes again.
 """
 
-from weakref import WeakKeyDictionary
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -12,18 +10,16 @@ from transformers import PreTrainedModel
 
 from ..types import Batch, uploaded
 from .ahead import AheadModel
-from .cached_model import device_of, without_dropout
+from .cached_model import device_of
 from .inputs import Inputs, text_inputs
 from .places import in_rows
-from .probe import DOES_NOT_RUN
+from .probe import DOES_NOT_RUN, once
 from .ragged import RaggedModel
 from .ragged_cache import RaggedLayer
 from .shallow import install_capturing_hooks
 from .states import asked_for, joined
 from .static import StaticModel
 from .universal import UniversalModel
-
-_no_states: WeakKeyDictionary[PreTrainedModel, str | None] = WeakKeyDictionary()
 
 
 class RecordingModel(RaggedModel):
@@ -76,9 +72,6 @@ class StaticRecordingModel(RecordingModel, StaticModel):
             self.recording = self.cache.recorded = self.cache.recordings.setdefault(self.recorded, self.recording)
             if self.recording.is_initialized:  # no mask hides an inf
                 self.recording.keys.zero_()
-
-    def _run_static(self, function, inputs, kind):
-        return super()._run_static(function, inputs, (*kind, self.recorded))
 
 
 class AheadRecordingModel(RecordingModel, AheadModel):
@@ -140,10 +133,7 @@ class RecordingUniversalModel(UniversalModel):
 
 def states_unsupported_reason(model: PreTrainedModel) -> str | None:
     """Why the states of a `model` on the universal path cannot be read; `None` if they can. Tried once, on a short text."""
-    if model not in _no_states:
-        with without_dropout(model), torch.no_grad():
-            _no_states[model] = _why_no_states(model)
-    return _no_states[model]
+    return once(model, states_unsupported_reason, lambda: _why_no_states(model))
 
 
 def _why_no_states(model: PreTrainedModel) -> str | None:

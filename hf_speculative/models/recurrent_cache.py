@@ -20,6 +20,8 @@ from .steps import Steps, unless
 
 #: columns beside those of a draft that are stepped; what is longer is read in one piece
 NARROW = 16
+#: of a state: the place of its layer, its kind and its index
+Key = tuple[int, str, int]
 
 
 class RecurrentLayer(LinearAttentionLayer):
@@ -138,7 +140,7 @@ class Recurrence:
 
     def __init__(self, layers: list[RecurrentLayer]):
         self.layers = layers
-        self.buffers: dict[tuple[int, str, int], Tensor] = {}
+        self.buffers: dict[Key, Tensor] = {}
         for place, layer in enumerate(layers):
             layer.recurrence, layer.place = self, place
         self.clear()
@@ -147,7 +149,7 @@ class Recurrence:
         """Begin with rows that have read nothing."""
         self.starts = self.ends = [0] * num_rows
         self.num_states = 1
-        self.columns: dict[tuple[int, str, int], list[Tensor]] = {}
+        self.columns: dict[Key, list[Tensor]] = {}
 
     def begin(self, seen: list[int], width: int, ahead: int, has_filler: bool) -> None:
         """Begin a pass over `width` columns, the last `ahead` of them draft tokens; rows have read `seen` tokens."""
@@ -177,7 +179,7 @@ class Recurrence:
         """Whether a pass has one state to begin with, and keeps that after each column."""
         return not self.layers or (bool(self.columns) and self.num_states == 1 and width <= NARROW + max(ahead, 0))
 
-    def in_buffers(self) -> tuple[dict[tuple[int, str, int], list[Tensor]], bool]:
+    def in_buffers(self) -> tuple[dict[Key, list[Tensor]], bool]:
         """The `columns` of a captured pass, which reads the first; and whether other buffers were made for lack of room."""
         states = {key: state for key, (state,) in self.columns.items()}
         found = next((tuple(buffer.shape[:2]) for buffer in self.buffers.values()), (0, 0))
@@ -191,9 +193,7 @@ class Recurrence:
         torch._foreach_copy_([first for first, *_ in columns.values()], list(states.values()))
         return columns, grown
 
-    def over(
-        self, states: dict[tuple[int, str, int], list[Tensor]], function: Callable[..., Any]
-    ) -> Callable[..., Any]:
+    def over(self, states: dict[Key, list[Tensor]], function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, whose passes read the first of `states`, see `in_buffers`, and leave theirs in the others."""
 
         def run(*tensors: Tensor) -> Any:
@@ -244,7 +244,7 @@ class Recurrence:
     def clear(self) -> None:
         """A call begins."""
         self.reset(0)
-        self.behind: dict[tuple[int, str, int], Tensor] = {}
+        self.behind: dict[Key, Tensor] = {}
 
     def select(self, indices: list[int]) -> None:
         """Keep these rows, in this order; those that leave are behind them, unless a row is named more than once."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..hf_compat import output_capturing
+from .shallow import has_own_forward
 
 
 def asked_for(layers: tuple[int, ...]) -> list[int] | bool:
@@ -18,7 +19,13 @@ def joined(outputs, layers: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.cat([outputs.hidden_states[layer].to(device) for layer in layers], -1)
 
 
-def only_capture(modules: Iterable[nn.Module]) -> bool:
-    """Their hooks, if they have any, are those by which transformers captures states, which change nothing."""
-    hooks = [hook for module in modules for hook in module._forward_hooks.values()]
-    return all(getattr(hook, "__module__", None) == output_capturing.__name__ for hook in hooks)
+def runs_more(modules: Iterable[nn.Module]) -> bool:
+    """Some have a `forward` of their own or hooks, beside those by which transformers captures states."""
+    return any(
+        module._forward_pre_hooks
+        or has_own_forward(module)
+        or any(
+            getattr(hook, "__module__", None) != output_capturing.__name__ for hook in module._forward_hooks.values()
+        )
+        for module in modules
+    )

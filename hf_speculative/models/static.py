@@ -49,8 +49,8 @@ class StaticModel(RaggedModel):
         width = self._width(widths, batch, ahead)
         inputs = self._tensors(batch, ahead, width, max(ends))
         self.cache.recurrence.begin(self.host_seen, width, ahead, has_filler=min(widths) < width)
-        logits = self._run_static(self._one_pass(inputs, num_last), inputs, (self._keeps_last(num_last),))
-        self.cache.recurrence.finish(ends)
+        kind = self._keeps_last(num_last), self.recorded
+        logits = self.replays(self.cache, self._one_pass(inputs, num_last), inputs, kind)
         self._finish(ends, batch.lengths - batch.padding + ahead)
         return logits[:, -num_last:].to(batch.tokens.device)
 
@@ -75,11 +75,8 @@ class StaticModel(RaggedModel):
             tokens, distributions = zip(*drawn, strict=True)
             return torch.stack(tokens, 1), None if distributions[0] is None else torch.stack(distributions, 1)
 
-        drafted = self._run_static(draft_all, inputs, ("draft", num_tokens, settings))
-        ends = [end + ahead for end in ends]
-        self.cache.recurrence.finish(ends)
-        self._finish(ends, batch.lengths - batch.padding + ahead)
-        self.num_forwards += ahead
+        drafted = self.replays(self.cache, draft_all, inputs, ("draft", num_tokens, settings, self.recorded))
+        self._finish([end + ahead for end in ends], batch.lengths - batch.padding + ahead, num_tokens)
         return drafted
 
     def lay_out(self, rows: Batch, num_slots: int) -> None:
@@ -148,13 +145,9 @@ class StaticModel(RaggedModel):
 
     def _keeps_last(self, num_last: int) -> bool:
         """Whether the model computes logits of the last column alone, else of all."""
-        return num_last == 1 and self.accepts_logits_to_keep
+        return num_last == 1 and self.layers.keeps_logits
 
     def _one_pass(self, inputs: tuple[Tensor, ...], num_last: int) -> Callable[..., Tensor]:
         """A pass as a function of its tensors alone; it gives at least the last `num_last` columns' logits."""
         keep: dict[str, Any] = {"logits_to_keep": 1} if self._keeps_last(num_last) else {}
         return lambda *tensors: ragged_pass(self.run, self.cache, self.layers, self.dtype, tensors, **keep).logits
-
-    def _run_static(self, function: Callable[..., Any], inputs: tuple[Tensor, ...], kind: tuple) -> Any:
-        """Call `function`, or replay it: what is not in `inputs` must be in `kind`."""
-        return self.replays(self.cache, function, inputs, kind)

@@ -1,6 +1,5 @@
 """One pass of a model as a function of tensors, for any number of rows, columns and slots: what is compiled ahead of time."""
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -91,20 +90,9 @@ def ragged_pass(
     queries, cache.slots = fed_places(first, seen, bounds, input_ids.shape[1])
     cache.end, nodes = slots.shape[0], Nodes(*tree)
     is_filler = cache.slots == bounds[:, :1] if cache.recurrence.has_filler else None
-    cache.recurrence.enter(input_ids.shape[1], is_filler)
     positions = torch.minimum(nodes.positions(queries), bounds[:, 1:2]) + bounds[:, 2:]
-    places = {"position_ids": positions} if layers.attend else {}
-    outputs = model(
-        input_ids=input_ids,
-        attention_mask=prepared(layers.masks(queries, cache, dtype, nodes, is_filler)),
-        **{layers.cache_name: cache},
-        use_cache=True,
-        return_dict=True,
-        **places,
-        **asked,
-    )
-    cache.recurrence.leave()
-    return outputs
+    mask = prepared(layers.masks(queries, cache, dtype, nodes, is_filler))
+    return layers.run(model, cache, input_ids, positions, mask, is_filler, **asked)
 
 
 def sizes_that_vary(one: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[dict[int, tuple[int, tuple]], ...]:
@@ -211,7 +199,6 @@ class Pass(TracedPass):
     def __init__(self, model: PreTrainedModel, recorded: tuple[int, ...] = ()):
         super().__init__(model)
         self.recorded = recorded
-        self.takes_columns = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def fed(self, num_rows: int, num_columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         num_ids = self.model.get_input_embeddings().num_embeddings
@@ -239,7 +226,7 @@ class Pass(TracedPass):
         """
         columns, *others = tensors[NUM_PLACES:]
         record, cache = others[: -2 * self.num_layers], self.cache_of(others)
-        asked: dict[str, Any] = {"logits_to_keep": columns} if self.takes_columns else {}
+        asked: dict[str, Any] = {"logits_to_keep": columns} if self.layers.keeps_logits else {}
         if self.recorded:
             asked["output_hidden_states"] = asked_for(self.recorded)
         places = tensors[:NUM_PLACES]
@@ -247,7 +234,7 @@ class Pass(TracedPass):
         for states in record:
             rows = torch.arange(states.shape[0], device=states.device)[:, None]
             states.index_put_((rows, cache.slots), joined(outputs, self.recorded, states.device))
-        logits = outputs.logits if self.takes_columns else outputs.logits[:, columns]
+        logits = outputs.logits if self.layers.keeps_logits else outputs.logits[:, columns]
         return logits, self.likeliest(logits)
 
 

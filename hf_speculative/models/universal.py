@@ -43,7 +43,6 @@ class UniversalModel(CachedModel):
         self.original, self.model = model, with_stepped_mixers(model)
         self.inputs, self.keep = inputs, keep
         self.last_id = last_id(model) if clamp_ids else None
-        self.num_forwards = 0
         self.reset()
 
     def reset(self) -> None:
@@ -92,8 +91,9 @@ class UniversalModel(CachedModel):
         """`num_return_sequences` finds the prompts repeated already, as plain `generate` reads them."""
 
     def rollback(self, batch: Batch) -> None:
-        self._read(batch)
-        self._go_back(min(batch.host_lengths) - 1)
+        if self.has_prompt:
+            self._read(batch)
+            self._go_back(min(batch.host_lengths) - 1)
 
     def select(self, indices: list[int]) -> None:
         """Rows that are done stay in the cache, as in plain `generate`."""
@@ -262,22 +262,16 @@ class TextModel(UniversalModel):
     """A decoder-only model on the universal path that reads the batch it is first asked about, not the target's prompt."""
 
     def __init__(self, model: PreTrainedModel):
-        self.original, self.model = model, with_stepped_mixers(model)
-        self.keep, self.last_id, self.num_forwards = (), None, 0
-        self.reset()
+        super().__init__(model, None)  # type: ignore[arg-type]  # prepared with the first batch
 
     def reset(self) -> None:
-        self.is_waiting = True
+        self.is_waiting, self.has_prompt = True, False
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         if self.is_waiting:
             self.inputs, self.is_waiting = text_inputs(self.model, batch), False
             super().reset()
         return super().logits(batch, ahead, num_last)
-
-    def rollback(self, batch: Batch) -> None:
-        if not self.is_waiting:
-            super().rollback(batch)
 
     def select(self, indices: list[int]) -> None:
         if not self.is_waiting:

@@ -81,12 +81,9 @@ class WindowedModel(CachedModel):
         self.skipped = self._skipped_of(batch, before)
         if self.skipped != before:
             kept = self._seen_of(batch, before)
-            lengths = [
-                pad + NUM_FIRST + 1 if now > then else length  # the newest one has not been read
-                for pad, length, now, then in zip(
-                    kept.host_padding, kept.host_lengths, self.skipped, before, strict=True
-                )
-            ]
+            rows = zip(kept.host_padding, kept.host_lengths, self.skipped, before, strict=True)
+            # The newest token has not been read.
+            lengths = [pad + NUM_FIRST + 1 if now > then else length for pad, length, now, then in rows]
             kept.host_lengths, kept.lengths, kept.path = lengths, uploaded(lengths, kept.lengths.device), None
             self.model.rollback(kept)
         return self._seen_of(batch, self.skipped, ahead)

@@ -110,13 +110,13 @@ def test_a_type_that_is_not_known_is_tried(models, monkeypatch):
     target = models["qwen2_5_vl"]
     monkeypatch.setattr(probe, "is_tested_universal", lambda model, by_type=False: False)
     inputs = prepared(target)
-    probe._deviations.pop(target, None)
+    probe._found.pop(target, None)
     assert choose_for(target, inputs).has_media
-    probe._deviations.pop(target, None)
+    probe._found.pop(target, None)
     after = UniversalModel.position_after_prompt
     monkeypatch.setattr(UniversalModel, "position_after_prompt", lambda self: after(self) + 1)
     assert choose_for(target, inputs).name == "universal"
-    probe._deviations.pop(target, None)
+    probe._found.pop(target, None)
 
 
 def test_positions_belong_to_their_rows(models):

@@ -276,7 +276,7 @@ def forwards_that_only_one_rank_needs(rank):
     known = () if rank == 1 else verified_types.TESTED_TYPES
     with mock.patch.object(verified_types, "TESTED_TYPES", known):
         is_plain(rank, "sharded draft", do_sample=False)
-    assert sum("ragged" in deviations for deviations in probe._deviations.values()) == 2 * rank
+    assert sum("ragged" in deviations for deviations in probe._found.values()) == 2 * rank
 
 
 @check
