@@ -6,7 +6,7 @@ of three treatments, in the order of the list:
 
 * context-free ones (temperature, top-k, top-p, ...) take all rows and positions at once;
 * transformers' own prefix-dependent ones, which have no memory, take all of them at once as well (`stateless.py`), and
-  so does a grammar (`grammar.py`);
+  so does a grammar;
 * anything else may have a memory: each row has copies of its own, called once per emitted token and in order.
 """
 
@@ -21,7 +21,6 @@ from torch import Tensor
 from ..grammar.processor import GrammarProcessor
 from ..hf_compat import logits_process as hf
 from ..types import Batch, Guide
-from .grammar import AfterEachPrefix
 from .guidance import Guidance
 from .memories import Memories
 from .prefixes import Prefixes, Reach
@@ -162,6 +161,26 @@ class ContextFree:
         of_all = scores.flatten(0, 1)
         is_top_p = type(self.processor) is hf.TopPLogitsWarper
         return (top_p(self.processor, of_all) if is_top_p else self.processor(None, of_all)).view_as(scores)
+
+
+class AfterEachPrefix:
+    """A grammar for rows of their own length and all positions of a chain or tree.
+
+    Args:
+        processor: of the call; `GrammarProcessor.begin` has told it of the rows.
+    """
+
+    def __init__(self, processor: GrammarProcessor):
+        self.processor = processor
+
+    def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
+        positions = range(prefixes.first, prefixes.first + prefixes.num_positions)
+        for lane, (row, text) in enumerate(zip(prefixes.batch.rows, prefixes.batch.history, strict=True)):
+            walk, paths = self.processor.walks[row], prefixes.host_paths[lane]
+            # In the order of the paths a tree is walked once.
+            for place in sorted(positions, key=paths.__getitem__):
+                walk.mask(text, paths[place]).apply(scores[lane, place - prefixes.first])
+        return scores
 
 
 class OneByOne:
