@@ -42,7 +42,8 @@ class Eagle3(HeadDrafter):
     ):
         self.original, self.model = model, with_folded_attention(model)
         self.config, self.device, self.dtype = model.config, model.device, model.dtype
-        self.hidden_layers = self.layers_read(model.config, target_model.config)
+        of_target = target_model.config.get_text_config(decoder=True)
+        self.hidden_layers = self.config.layers_read(of_target.num_hidden_layers)
         self.attention, self.num_layers = AttentionLayers(model), len(model.layers)
         self.cache = self.new_cache()
         embeddings = model.embed_tokens if model.embed_tokens is not None else target_model.get_input_embeddings()
@@ -53,11 +54,6 @@ class Eagle3(HeadDrafter):
             self.compiled = CapturedHead(Replays(model, capture), self.model, self.embeddings)
         #: width of its logits by the target's ids
         self.num_logits = model.config.transformer_layer_config.vocab_size
-
-    @staticmethod
-    def layers_read(config, target_config) -> tuple[int, ...]:
-        """Which of the target's `hidden_states` a head of this config reads."""
-        return config.layers_read(target_config.get_text_config(decoder=True).num_hidden_layers)
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         super().begin(batch, sampler)
@@ -206,7 +202,7 @@ class Eagle3Source(HeadSource):
 
     def unsupported_reason(self, config) -> str | None:
         own = self.draft_model.config
-        layers = Eagle3.layers_read(own, config)
+        layers = own.layers_read(config.num_hidden_layers)
         fits = min(layers) >= 0 and max(layers) <= config.num_hidden_layers and own.state_size == config.hidden_size
         least = max(own.eagle_aux_hidden_state_layer_ids or [3])
         return None if fits else f"a target of hidden size {own.state_size} with {least} layers or more"
