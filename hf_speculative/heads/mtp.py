@@ -113,10 +113,7 @@ class SpeculatorsMtpLayout(Layout):
     name = "speculators"
     speculators_types = ("mtp",)
     models: ClassVar = {MtpHeadConfig: MtpHead}
+    of_target = ("embed_tokens.", "lm_head.", "verifier_lm_head.")
 
     def config(self) -> MtpHeadConfig:
         return MtpHeadConfig(**self.files.settings)
-
-    def renamed(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> dict[str, Tensor]:
-        of_target = ("embed_tokens.", "lm_head.", "verifier_lm_head.")
-        return {name: tensor for name, tensor in tensors.items() if not name.startswith(of_target)}
