@@ -16,8 +16,6 @@ from .generation_settings import OF_STEPS, setting_of
 from .optimize import execution_of
 from .preparation import checked
 
-#: without a draft there are no costs to measure
-NO_DRAFT = {"draft_model": Nothing(), "speculative_config": SpeculativeConfig(schedule=Constant(0))}
 #: keywords that such a call may have beside settings of `GenerationConfig`; others need transformers' own steps
 TAKEN = {
     "inputs",
@@ -58,6 +56,8 @@ def on_own_passes(
         return None, kwargs
     own = SpeculativeConfig(schedule=Constant(0), reproducible=True, optimize=config.optimize)
     try:
-        return checked(model, plain_generate, kwargs | NO_DRAFT | {"speculative_config": own}, None, None)
+        return checked(
+            model, plain_generate, kwargs | {"draft_model": Nothing(), "speculative_config": own}, None, None
+        )
     except (TypeError, ValueError):  # what a draft cannot be combined with, plain decoding can
         return None, kwargs

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .columns import columns_from
 from .guide import Guide
 from .prefixes import Prefix, shared_prefixes
 from .rounds import Appended, Verdict
@@ -199,6 +198,12 @@ class Batch:
             self.host_lengths[lane] = newcomers.host_lengths[i]
             self.host_padding[lane] = newcomers.host_padding[i]
             self.history[lane] = newcomers.history[i]
+
+
+def columns_from(first: Tensor, width: int) -> Tensor:
+    """`(batch, width)`: columns `first (batch,)` and those after it, of rows with their own lengths."""
+    columns = first[:, None]
+    return columns if width == 1 else columns + torch.arange(width, device=first.device)
 
 
 @dataclass(frozen=True)
