@@ -90,7 +90,7 @@ class Eagle3(HeadDrafter):
         before, chain = self.seen, []
         token, own, slots, _ = self._pairs(batch)
         first, seen = slots[:, 0], uploaded(before, self.device)
-        self._reserve(batch, max(self.host_ends) + num_tokens - 1)
+        self.attend_to(batch, max(self.host_ends) + num_tokens - 1, batch.max_length)
         for ahead in range(num_tokens):
             found = self.compiled(self.cache, token, own, first, seen, are_drafted=ahead > 0)
             if found is None:
@@ -115,7 +115,7 @@ class Eagle3(HeadDrafter):
             masks = tokens.new_full((len(tokens), num_unknown), self.config.mask_token_id)
             tokens = torch.cat([tokens, masks], 1)
             states = torch.cat([states, self.model.mask_hidden.expand(len(tokens), num_unknown, -1)], 1)
-        self._reserve(batch, max(self.host_ends) + num_unknown)
+        self.attend_to(batch, max(self.host_ends) + num_unknown, batch.max_length)
         found = self._compiled(tokens, states, slots[:, 0], uploaded(before, self.device), num_last)
         if found is not None:
             return found
@@ -138,17 +138,13 @@ class Eagle3(HeadDrafter):
         self, batch: Batch, states: Tensor, slots: Tensor, end: int, nodes: tuple[Tensor, Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """The head's states and logits of draft tokens, each beside the head's own state before it."""
-        self._reserve(batch, end)
+        self.attend_to(batch, end, batch.max_length)
         columns = batch.padding[:, None] + slots.to(batch.padding.device) + 1
         tokens = batch.tokens.gather(1, columns)
         width = slots.shape[1]
         if found := self._compiled(tokens, states, slots[:, 0], self.ends, width, are_drafted=True, nodes=nodes):
             return found
         return self._pass(tokens, states, slots, slots, width, None if nodes is None else Nodes(*nodes))
-
-    def _reserve(self, batch: Batch, end: int) -> None:
-        self.cache.reserve(len(batch.rows), end, limit=max(end, batch.max_length))
-        self.cache.end = end
 
     def _pass(
         self, tokens: Tensor, states: Tensor, slots: Tensor, queries: Tensor, num_last: int, nodes: Nodes | None = None

@@ -57,8 +57,7 @@ class Mtp(HeadDrafter):
         starts = [min(seen[: self.num_ahead]) for seen in self.seen]
         self.ends = [len(history) - 1 for history in batch.history]
         slots, is_filler = fed_slots(starts, self.ends, self.device)
-        self.cache.reserve(len(starts), max(self.ends), limit=batch.max_length)
-        self.cache.end = max(self.ends)
+        self.attend_to(batch, max(self.ends), batch.max_length)
         self.cache.slots = slots.masked_fill(is_filler, self.cache.capacity - 1)
         self.slots = slots.masked_fill(is_filler, 0)
         self.columns = batch.padding[:, None] + self.slots.to(batch.padding.device) + 1

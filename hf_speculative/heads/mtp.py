@@ -56,8 +56,6 @@ class MtpHead(PreTrainedModel):
     target's."""
 
     config: MtpHeadConfig
-    config_class = MtpHeadConfig
-    base_model_prefix = ""
     _supports_sdpa = True
     _supports_attention_backend = True
     _skip_keys_device_placement = ("past_key_values",)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,9 +43,6 @@ CONTEXT_FREE = (
 )
 
 
-NO_MEMORY = (*CONTEXT_FREE, *MEMORYLESS, GrammarProcessor, hf.PrefixConstrainedLogitsProcessor)
-
-
 class Processors:
     """A `LogitsProcessorList` for rows of their own length.
 
@@ -58,9 +56,12 @@ class Processors:
         self.guidance: Guidance | None = None
         if processors and type(processors[0]) is hf.UnbatchedClassifierFreeGuidanceLogitsProcessor:
             self.guidance, processors = Guidance(processors[0]), processors[1:]
-        with_memory = [p for p in processors if type(p) not in NO_MEMORY]
+        with_memory = [p for p in processors if type(p) not in WITHOUT_MEMORY]
         self.memories = Memories(with_memory, batch_size, list(criteria))
-        self.steps = [self._treatment(processor) for processor in processors]
+        self.steps = [
+            WITHOUT_MEMORY[type(p)](p) if type(p) in WITHOUT_MEMORY else StatefulProcessor(p, self.memories)
+            for p in processors
+        ]
 
     @property
     def settings(self) -> Hashable | None:
@@ -95,17 +96,6 @@ class Processors:
     def keeps_rows_together(self) -> bool:
         """All rows have to start together: guidance has a cache with one length for all of them."""
         return self.guidance is not None
-
-    def _treatment(self, processor):
-        # By exact type: a subclass of a known processor may remember things.
-        if type(processor) in CONTEXT_FREE:
-            return ContextFree(processor)
-        if type(processor) is GrammarProcessor:
-            return AfterEachPrefix(processor)
-        if type(processor) is hf.PrefixConstrainedLogitsProcessor:
-            return AllowedTokens(processor)
-        stateless = MEMORYLESS.get(type(processor))
-        return stateless(processor) if stateless else StatefulProcessor(processor, self.memories)
 
     @property
     def takes_trees(self) -> bool:
@@ -223,3 +213,12 @@ class AllowedTokens(OneByOne):
 
     def process(self, row: int, ids: Tensor, scores: Tensor) -> Tensor:
         return hf.PrefixConstrainedLogitsProcessor(lambda _, ids: self.allowed(row, ids), num_beams=1)(ids, scores)[0]
+
+
+#: treatments by exact type: a subclass of a known processor may remember things
+WITHOUT_MEMORY: dict[type, Callable[[Any], Any]] = {
+    **dict.fromkeys(CONTEXT_FREE, ContextFree),
+    **MEMORYLESS,
+    GrammarProcessor: AfterEachPrefix,
+    hf.PrefixConstrainedLogitsProcessor: AllowedTokens,
+}

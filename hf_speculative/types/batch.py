@@ -118,8 +118,7 @@ class Batch:
         counts = [draft.num_tokens[:, None], num_accepted, num_valid, verdict.next_token[:, None]]
         of_draft = [] if acceptance_prob is None else [draft.tokens, in_units(acceptance_prob)]
         more = [*([] if path is None else [path]), *([] if verdict.chances is None else [in_units(verdict.chances)])]
-        packed = [*counts, *of_draft, *more]
-        read = torch.cat(packed, 1).tolist()
+        read = torch.cat([*counts, *of_draft, *more], 1).tolist()
         self.tokens.scatter_(1, (self.lengths + verdict.num_accepted)[:, None], verdict.next_token[:, None])
         self.lengths = self.lengths + verdict.num_accepted + 1
         appended = Appended([], [], [])
