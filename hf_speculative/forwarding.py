@@ -1,4 +1,4 @@
-"""Forward attributes of a wrapper to the wrapped part."""
+"""Forward attributes of a wrapper to the wrapped part, and calls to several parts."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -21,6 +21,16 @@ class Handed(Forwarded):
 
     def __set__(self, instance: Any, value: Any) -> None:
         setattr(getattr(instance, self.part), self.name, value)
+
+
+def to_each(parts: str, name: str) -> Callable[..., None]:
+    """A method that calls the one of this `name` of each of the parts in the attribute `parts`."""
+
+    def call(self: Any, *args) -> None:
+        for part in getattr(self, parts):
+            getattr(part, name)(*args)
+
+    return call
 
 
 def forwards_to(part: str, *handed: str) -> Callable[[Kind], Kind]:

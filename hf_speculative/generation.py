@@ -239,15 +239,13 @@ class patch_transformers:
         draft_model, config: as if attached to each model that has nothing attached.
     """
 
-    _pair: tuple[Any, Any]  # transformers' own and ours, of the patches that are in force
+    _generate: Any  # ours, around transformers' own, of the patches that are in force
 
     def __init__(self, draft_model: DraftModel | None = None, config: SpeculativeConfig | None = None):
         self.draft_model, self.config = checked_option("draft_model", draft_model), config or SpeculativeConfig()
         with _patching:
             if not _patches:
-                original = GenerationMixin.generate
-                patch_transformers._pair = original, _patched(original)
-                GenerationMixin.generate = patch_transformers._pair[1]
+                GenerationMixin.generate = patch_transformers._generate = _patched(GenerationMixin.generate)
                 GenerationMixin.generate_batch = _generate_batch
             _patches.append(self)
 
@@ -256,10 +254,10 @@ class patch_transformers:
         with _patching:
             if self in _patches:
                 _patches.remove(self)
-                original, ours = self._pair
+                ours = patch_transformers._generate
                 # Another library's wrapper around ours stays: without a patch in force, ours calls transformers' own.
                 if not _patches and GenerationMixin.generate is ours:
-                    GenerationMixin.generate = original
+                    GenerationMixin.generate = ours.__wrapped__
                 if not _patches and vars(GenerationMixin).get("generate_batch") is _generate_batch:
                     del GenerationMixin.generate_batch
 

@@ -196,10 +196,10 @@ class Sampler:
 
         Models may pad their vocabulary to different widths: the rows they share are used, the rest cannot be drafted.
         """
-        raise NotImplementedError
+        return self.level_scores(batch, logits[:, None], ahead)[:, 0]
 
-    def level_scores(self, batch: Batch, logits: Tensor, first: int) -> Tensor:
-        """The same for a level of a tree: `logits (batch, n, any vocab)` after the nodes of `Batch.tree` from `first` on."""
+    def level_scores(self, batch: Batch, logits: Tensor, ahead: int) -> Tensor:
+        """The same for a tree: `logits (batch, n, any vocab)`, the first of which follow `ahead` nodes of `Batch.tree`."""
         raise NotImplementedError
 
     def probs(self, scores: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,10 +12,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafting.source import DraftSource
 from ..interfaces import Rule, Schedule
-from ..models import device_of
-from ..models.execution import Execution
+from ..models import artifacts, device_of
+from ..models.execution import EAGER, Execution
 from .generation_settings import first_given
-from .optimize import execution_of
 from .option_table import BITWISE, CONFIG, IN_CALL, ROWS, checked, documented
 
 
@@ -73,6 +73,18 @@ def as_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
         return keywords
     given = keywords.get("speculative_config") or SpeculativeConfig()
     return keywords | {"speculative_config": settings.over(given)}
+
+
+def execution_of(optimize: bool | str | None, device: torch.device) -> Execution:
+    """What `optimize` means on `device`; `None` and False are the model's own eager passes."""
+    is_auto = optimize == "auto"
+    if not optimize or (
+        is_auto and (device.type not in ("cpu", "cuda") or os.environ.get(artifacts.FOLDER) == artifacts.OFF)
+    ):
+        return EAGER
+    if device.type == "cuda":
+        return Execution(captures=True)
+    return Execution(has_kernel=True, compile=optimize)
 
 
 @dataclass(frozen=True)

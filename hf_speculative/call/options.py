@@ -63,19 +63,17 @@ class _Call:
         self.given: dict[str, Any] = {}
         self.spelled: dict[str, str] = {}
         for name in IN_CALL:
-            if kwargs.get(name) is not None:
-                self._note(ROWS[name].name, name, kwargs[name])
+            own, value = ROWS[name].name, kwargs.get(name)
+            if value is None:
+                continue
+            spelled, known = self.spelled.setdefault(own, name), self.given.setdefault(own, value)
+            if known is not value and known != value:
+                raise ValueError(f"`{spelled}` and `{name}` mean the same but differ: give one of them.")
         in_call = checked("speculative_config", self.given.get("speculative_config"))
         self.config: SpeculativeConfig = first_given(in_call, SpeculativeConfig())
         if self.config == SpeculativeConfig():  # which says nothing
             self.given.pop("speculative_config", None)
         self.configs = generation_configs(model, kwargs)
-
-    def _note(self, own: str, name: str, value) -> None:
-        if own in self.given and self.given[own] is not value and self.given[own] != value:
-            raise ValueError(f"`{self.spelled[own]}` and `{name}` mean the same but differ: give one of them.")
-        self.given.setdefault(own, value)
-        self.spelled.setdefault(own, name)
 
     def source(self, name: str, configs: Iterable[GenerationConfig]) -> Any:
         """The source of drafts that the call or `configs` ask for; `None` if they ask for none."""

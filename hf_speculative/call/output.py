@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
@@ -149,8 +149,7 @@ class Output(Rows):
     def _steps(self, name: str) -> tuple[Tensor, ...]:
         """The kept `scores` or `logits`, one `(batch, vocab)` tensor a step; 0 for rows that are done."""
         longest = self._longest()
-        rows = [torch.stack(steps[:longest]) for steps in self.kept[name]]
-        return torch.stack([functional.pad(row, (0, 0, 0, longest - len(row))) for row in rows], 1).unbind(0)
+        return pad_sequence([torch.stack(steps[:longest]) for steps in self.kept[name]]).unbind(0)
 
     def _layers(self, name: str) -> tuple[tuple[Tensor, ...], ...]:
         """The kept `hidden_states` or `attentions`: a step's layers, `(batch, ...)` each; 0 for rows that are done."""

@@ -57,14 +57,15 @@ def target_and_drafter(
         target = UniversalModel(model, inputs, keep=keep)
     if num_columns:
         target.reads_alone, target.max_columns = True, num_columns
-    return _of_one_shape(options, model, target, num_rows) if is_static else target, drafter
+    return _of_one_shape(
+        model, target, lanes, min(num_rows, options.rows_at_once or num_rows)
+    ) if is_static else target, drafter
 
 
-def _of_one_shape(options: Options, model: PreTrainedModel, target: CachedModel, num_rows: int) -> FixedShape:
+def _of_one_shape(model: PreTrainedModel, target: CachedModel, lanes: int, num_rows: int) -> FixedShape:
     """Wrap `target` in passes of one shape, if that fixes its bits on this machine."""
-    rows_at_once = options.rows_at_once or num_rows
-    fixed = FixedShape(target, options.config.lanes or rows_at_once)  # type: ignore[arg-type]
-    if not fixes_bits(model, fixed, min(num_rows, rows_at_once)):
+    fixed = FixedShape(target, lanes)  # type: ignore[arg-type]
+    if not fixes_bits(model, fixed, num_rows):
         raise ValueError(
             f"`reproducible='bitwise'`: logits of {type(model).__name__} are other bits where other columns or rows of a pass "
             f"hold other tokens, as tried on this machine: {checks.WITHIN_ROUNDING}."

@@ -11,13 +11,10 @@ from ..models import is_tested_multimodal
 from ..models.execution import has_fast_passes
 from ..schedules import Constant
 from . import checks
-from .configuration import Options, SpeculativeConfig
+from .configuration import Options, SpeculativeConfig, execution_of
 from .generation_settings import OF_STEPS, setting_of
-from .optimize import execution_of
 from .preparation import checked
 
-#: without a draft there are no costs to measure
-NO_DRAFT = {"draft_model": Nothing(), "speculative_config": SpeculativeConfig(schedule=Constant(0))}
 #: keywords that such a call may have beside settings of `GenerationConfig`; others need transformers' own steps
 TAKEN = {
     "inputs",
@@ -52,12 +49,13 @@ def on_own_passes(
         known |= inspect.signature(target.forward).parameters.keys() - NO_MEDIA
     is_known = all(name in known for name, value in kwargs.items() if value is not None)
     # Plain decoding computes outputs of steps for rows that have ended as well.
-    if not is_known or any(setting_of(model, kwargs, name) for name in OF_STEPS):
-        return None, kwargs
-    if not has_fast_passes(target, execution):
+    wants_steps = any(setting_of(model, kwargs, name) for name in OF_STEPS)
+    if not is_known or wants_steps or not has_fast_passes(target, execution):
         return None, kwargs
     own = SpeculativeConfig(schedule=Constant(0), reproducible=True, optimize=config.optimize)
     try:
-        return checked(model, plain_generate, kwargs | NO_DRAFT | {"speculative_config": own}, None, None)
+        return checked(
+            model, plain_generate, kwargs | {"draft_model": Nothing(), "speculative_config": own}, None, None
+        )
     except (TypeError, ValueError):  # what a draft cannot be combined with, plain decoding can
         return None, kwargs

@@ -1,11 +1,13 @@
 """Inputs of `generate_batches`: settings for every row, and prompts of several kinds."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from jinja2 import TemplateError
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..tokenizers.chat import ids_of
@@ -136,9 +138,6 @@ def _unpadded(prompt: Mapping, index: int) -> list[int]:
 
 def padded(prompts: list[list[int]], pad: int, left: bool) -> tuple[Tensor, Tensor]:
     """Prompts as one batch: ids and attention mask, `(batch, longest)` each."""
-    width = max(map(len, prompts))
-    ids, mask = torch.full((len(prompts), width), pad), torch.zeros(len(prompts), width, dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        columns = slice(width - len(prompt), None) if left else slice(len(prompt))
-        ids[row, columns], mask[row, columns] = torch.tensor(prompt), 1
-    return ids, mask
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    joined = partial(pad_sequence, batch_first=True, padding_side="left" if left else "right")
+    return joined(rows, padding_value=pad), joined([torch.ones_like(row) for row in rows])

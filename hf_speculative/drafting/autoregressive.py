@@ -110,6 +110,11 @@ class HeadDrafter(AutoregressiveDrafter):
         """One in which nothing is read."""
         return RaggedCache([None] * self.num_layers)
 
+    def attend_to(self, batch: Batch, end: int, limit: int) -> None:
+        """The next pass attends to slots `[0, end)` of the cache, `limit` being as far as the call can get."""
+        self.cache.reserve(len(batch.rows), end, limit)
+        self.cache.end = end
+
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
         num_tokens = [min(n, self.most_tokens) for n in num_tokens]
         self.num_ahead = max(num_tokens)

@@ -89,8 +89,7 @@ class DFlash(HeadDrafter):
         size = self.block.block_size
         block = uploaded(ends, self.device)[:, None] + torch.arange(size, device=self.device)
         end = max(ends) + size
-        self.cache.reserve(len(ends), end, limit=batch.max_length + size)
-        self.cache.end = end
+        self.attend_to(batch, end, batch.max_length + size)
         self.cache.slots = torch.cat([context.masked_fill(is_filler, self.cache.capacity - 1), block], 1)
         context = context.masked_fill(is_filler, 0)
 

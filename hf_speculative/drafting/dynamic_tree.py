@@ -83,7 +83,7 @@ class DynamicTreeDrafter(WrappedDrafter):
             width, tokens, tree = candidates.expand()
             batch.put(tokens, tree=tree)
             end = tokens.shape[1]
-            scores = sampler.level_scores(batch, self.autoregressive.level(batch, end, width), end - width)
+            scores = sampler.level_scores(batch, self.autoregressive.level(batch, end, width), end - width + 1)
             candidates.add(sampler.confidences(scores, ahead))
         if is_joined:
             draft, self.expanded_as = self.merged.draft(batch, candidates, guessed, num_tokens, schedule)

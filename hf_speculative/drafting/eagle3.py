@@ -42,7 +42,8 @@ class Eagle3(HeadDrafter):
     ):
         self.original, self.model = model, with_folded_attention(model)
         self.config, self.device, self.dtype = model.config, model.device, model.dtype
-        self.hidden_layers = self.layers_read(model.config, target_model.config)
+        of_target = target_model.config.get_text_config(decoder=True)
+        self.hidden_layers = self.config.layers_read(of_target.num_hidden_layers)
         self.attention, self.num_layers = AttentionLayers(model), len(model.layers)
         self.cache = self.new_cache()
         embeddings = model.embed_tokens if model.embed_tokens is not None else target_model.get_input_embeddings()
@@ -53,11 +54,6 @@ class Eagle3(HeadDrafter):
             self.compiled = CapturedHead(Replays(model, capture), self.model, self.embeddings)
         #: width of its logits by the target's ids
         self.num_logits = model.config.transformer_layer_config.vocab_size
-
-    @staticmethod
-    def layers_read(config, target_config) -> tuple[int, ...]:
-        """Which of the target's `hidden_states` a head of this config reads."""
-        return config.layers_read(target_config.get_text_config(decoder=True).num_hidden_layers)
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         super().begin(batch, sampler)
@@ -94,7 +90,7 @@ class Eagle3(HeadDrafter):
         before, chain = self.seen, []
         token, own, slots, _ = self._pairs(batch)
         first, seen = slots[:, 0], uploaded(before, self.device)
-        self._reserve(batch, max(self.host_ends) + num_tokens - 1)
+        self.attend_to(batch, max(self.host_ends) + num_tokens - 1, batch.max_length)
         for ahead in range(num_tokens):
             found = self.compiled(self.cache, token, own, first, seen, are_drafted=ahead > 0)
             if found is None:
@@ -119,7 +115,7 @@ class Eagle3(HeadDrafter):
             masks = tokens.new_full((len(tokens), num_unknown), self.config.mask_token_id)
             tokens = torch.cat([tokens, masks], 1)
             states = torch.cat([states, self.model.mask_hidden.expand(len(tokens), num_unknown, -1)], 1)
-        self._reserve(batch, max(self.host_ends) + num_unknown)
+        self.attend_to(batch, max(self.host_ends) + num_unknown, batch.max_length)
         found = self._compiled(tokens, states, slots[:, 0], uploaded(before, self.device), num_last)
         if found is not None:
             return found
@@ -142,17 +138,13 @@ class Eagle3(HeadDrafter):
         self, batch: Batch, states: Tensor, slots: Tensor, end: int, nodes: tuple[Tensor, Tensor, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """The head's states and logits of draft tokens, each beside the head's own state before it."""
-        self._reserve(batch, end)
+        self.attend_to(batch, end, batch.max_length)
         columns = batch.padding[:, None] + slots.to(batch.padding.device) + 1
         tokens = batch.tokens.gather(1, columns)
         width = slots.shape[1]
         if found := self._compiled(tokens, states, slots[:, 0], self.ends, width, are_drafted=True, nodes=nodes):
             return found
         return self._pass(tokens, states, slots, slots, width, None if nodes is None else Nodes(*nodes))
-
-    def _reserve(self, batch: Batch, end: int) -> None:
-        self.cache.reserve(len(batch.rows), end, limit=max(end, batch.max_length))
-        self.cache.end = end
 
     def _pass(
         self, tokens: Tensor, states: Tensor, slots: Tensor, queries: Tensor, num_last: int, nodes: Nodes | None = None
@@ -206,7 +198,7 @@ class Eagle3Source(HeadSource):
 
     def unsupported_reason(self, config) -> str | None:
         own = self.draft_model.config
-        layers = Eagle3.layers_read(own, config)
+        layers = own.layers_read(config.num_hidden_layers)
         fits = min(layers) >= 0 and max(layers) <= config.num_hidden_layers and own.state_size == config.hidden_size
         least = max(own.eagle_aux_hidden_state_layer_ids or [3])
         return None if fits else f"a target of hidden size {own.state_size} with {least} layers or more"

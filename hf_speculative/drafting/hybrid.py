@@ -1,10 +1,10 @@
 """Combine guesses that cost no pass with drafts of a model: in each round, whichever promises more."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 from transformers import PreTrainedModel
 
-from ..forwarding import Handed, forwards_to
+from ..forwarding import Handed, forwards_to, to_each
 from ..interfaces import CachedModel, Drafter, Sampler, Schedule
 from ..schedules.hybrid import HybridSchedule
 from ..types import Batch, Draft
@@ -14,16 +14,6 @@ from .tree_drafter import TreeDrafter
 from .wrapped import WrappedDrafter
 
 
-def _both(name: str) -> Callable[..., None]:
-    """A method that calls that of both parts."""
-
-    def call(self: "HybridDrafter", *args) -> None:
-        getattr(self.drafter, name)(*args)
-        getattr(self.guesses, name)(*args)
-
-    return call
-
-
 class HybridDrafter(WrappedDrafter):
     """Propose `guesses` in rounds in which they promise more than a draft, else drafts of `drafter`.
 
@@ -31,14 +21,15 @@ class HybridDrafter(WrappedDrafter):
     add guesses to its tree (`Drafter.propose_beside`).
     """
 
-    prefill, observe, rollback, learn, select, admit = map(
-        _both, ("prefill", "observe", "rollback", "learn", "select", "admit")
+    prefill, observe, rollback, learn, select, admit = (
+        to_each("both", name) for name in ("prefill", "observe", "rollback", "learn", "select", "admit")
     )
     may_branch = Handed("guesses", "may_branch")  # type: ignore[assignment]
 
     def __init__(self, guesses: TreeDrafter, drafter: Drafter):
         super().__init__(drafter)
-        self.guesses, self.one_hot_proposals, self.branches = guesses, False, True
+        self.guesses, self.both = guesses, (drafter, guesses)
+        self.one_hot_proposals, self.branches = False, True
 
     def branches_with(self, sampler: Sampler) -> bool:
         return self.guesses.branches_with(sampler)

@@ -6,13 +6,14 @@ target. All layers keep the entry that goes back to the target's state t in slot
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 from torch import Tensor
 from transformers import PreTrainedModel, __version__
 
 from ..hf_compat import project_to_logits
 from ..interfaces import Drafter
-from ..models import LAYER_TYPES, AttentionLayers, RaggedCache, exchanged, fed_slots, with_folded_attention
+from ..models import LAYER_TYPES, AttentionLayers, exchanged, fed_slots, with_folded_attention
 from ..models.checks import OTHERWISE
 from ..models.model_state import loaded_for
 from ..models.shallow import decoder_layers
@@ -56,8 +57,7 @@ class Mtp(HeadDrafter):
         starts = [min(seen[: self.num_ahead]) for seen in self.seen]
         self.ends = [len(history) - 1 for history in batch.history]
         slots, is_filler = fed_slots(starts, self.ends, self.device)
-        self.cache.reserve(len(starts), max(self.ends), limit=batch.max_length)
-        self.cache.end = max(self.ends)
+        self.attend_to(batch, max(self.ends), batch.max_length)
         self.cache.slots = slots.masked_fill(is_filler, self.cache.capacity - 1)
         self.slots = slots.masked_fill(is_filler, 0)
         self.columns = batch.padding[:, None] + self.slots.to(batch.padding.device) + 1
@@ -118,21 +118,13 @@ class RecursiveMtp(Mtp):
             states=self.states,
             position_ids=self.slots,
             attention_mask=masks,
-            past_key_values=CacheOfDepth(self.cache, depth),
+            past_key_values=SimpleNamespace(
+                update=lambda keys, values, *_, **__: self.cache.update(keys, values, depth)
+            ),
         )
 
     def project(self, states: Tensor) -> Tensor:
         return self.output(states.to(self.output.weight.device))
-
-
-class CacheOfDepth:
-    """What a layer that is used again and again sees of a cache: the keys and values of one of its uses."""
-
-    def __init__(self, cache: RaggedCache, depth: int):
-        self.cache, self.depth = cache, depth
-
-    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        return self.cache.update(keys, values, self.depth)
 
 
 @dataclass(frozen=True)
@@ -141,10 +133,7 @@ class MtpSource(DraftSource):
 
     argument, method, runs_target = "use_mtp", "mtp", True
     reads_states = takes_guesses = True
-
-    @classmethod
-    def worth_trying(cls, model: PreTrainedModel) -> tuple[bool, ...]:
-        return (True,)
+    tried = (True,)
 
     def check(self, model: PreTrainedModel) -> None:
         name, config = type(model).__name__, model.config.get_text_config(decoder=True)

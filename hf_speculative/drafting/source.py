@@ -65,6 +65,7 @@ class DraftSource:
         most_tokens: of the drafts among which the schedule "adaptive" chooses.
         takes_guesses: guesses from text join its drafts where nothing says how to draft.
         window: tokens of a text that its draft model reads at most, where texts are long; `None`: all.
+        tried: values of `argument` that `check` tries without being asked: none for most sources.
     """
 
     argument: ClassVar[str] = "draft_model"
@@ -80,6 +81,7 @@ class DraftSource:
     draft_model: PreTrainedModel | None = None
     num_draft_tokens: int | None = None
     window: ClassVar[int | None] = None
+    tried: ClassVar[tuple[Any, ...]] = ()
     #: what guesses without a pass, and what drafts, where it is two sources in one
     parts: tuple[DraftSource, DraftSource] | None = None
 
@@ -100,8 +102,8 @@ class DraftSource:
 
     @classmethod
     def worth_trying(cls, model: PreTrainedModel) -> tuple[Any, ...]:
-        """Values of `argument` that `check` tries on the target `model` without being asked: none for most sources."""
-        return ()
+        """`tried`, on the target `model`."""
+        return cls.tried
 
     @property
     def name(self) -> str:

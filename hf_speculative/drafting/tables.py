@@ -81,11 +81,7 @@ class TablesSource(GuessingSource):
 
     tables: Tables
 
-    method = "tables"
-
-    @property
-    def name(self) -> str:
-        return "tables"
+    method = name = "tables"
 
     def check(self, model: PreTrainedModel) -> None:
         size = num_logits(model)

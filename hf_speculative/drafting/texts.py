@@ -127,7 +127,6 @@ def recycling_of(model: PreTrainedModel) -> Recycling:
     return kept_with(model).setdefault(Recycling, Recycling())
 
 
-@dataclass(frozen=True, eq=False)
 class SuffixSource(TextSource):
     method = "suffix"
 
@@ -135,15 +134,11 @@ class SuffixSource(TextSource):
         return self.copies(model, max_factor=MAX_FACTOR, min_share=MIN_SHARE)
 
 
-@dataclass(frozen=True, eq=False)
 class AutoSource(TextSource):
     """The model's own MTP layers where its checkpoint has some, else recycling and copies together."""
 
     method = "auto"
-
-    @classmethod
-    def worth_trying(cls, model: PreTrainedModel) -> tuple[str, ...]:
-        return (cls.method,)
+    tried = (method,)
 
     def for_model(self, model: PreTrainedModel) -> DraftSource:
         if self.corpus is not None or self.suffix_decoding_max_cached_requests is not None:
@@ -170,19 +165,15 @@ class NgramSource(GuessingSource):
         return [PromptSuffix(max_depth=self.max_matching_ngram_size + 1)]  # the match and the token after it
 
 
-@dataclass(frozen=True)
 class PromptLookupSource(NgramSource):
     given: int  # type: ignore[assignment]
 
     argument = "prompt_lookup_num_tokens"
+    tried = (10,)
 
     @property
     def num_draft_tokens(self) -> int:  # type: ignore[override]
         return self.given
-
-    @classmethod
-    def worth_trying(cls, model: PreTrainedModel) -> tuple[int, ...]:
-        return (10,)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 import torch
 from torch import Tensor
 
+from ..forwarding import to_each
 from ..interfaces import Drafter, Sampler, Schedule
 from ..types import Batch, Draft, Nodes, read_later
 from .chances import Chances
@@ -41,6 +42,7 @@ class TreeDrafter(Drafter):
 
     one_hot_proposals = True
     branches = True
+    select, admit, learn = (to_each("proposers", name) for name in ("select", "admit", "learn"))
 
     def __init__(
         self, proposers: Sequence[Proposer], max_depth: int = 24, learned: dict[Hashable, list[float]] | None = None
@@ -120,18 +122,6 @@ class TreeDrafter(Drafter):
                 found = (i for i in children if growth.parents[i] == node and growth.tokens[i] == token)
                 node = next(found, len(growth.tokens))
         self.grown = []
-
-    def select(self, indices: list[int]) -> None:
-        for proposer in self.proposers:
-            proposer.select(indices)
-
-    def admit(self, newcomers: Batch, lanes: list[int]) -> None:
-        for proposer in self.proposers:
-            proposer.admit(newcomers, lanes)
-
-    def learn(self, prompt: list[int], answer: list[int]) -> None:
-        for proposer in self.proposers:
-            proposer.learn(prompt, answer)
 
     def _grow(self, lane: int, batch: Batch, num_nodes: int, max_depth: int) -> Growth:
         """The likeliest nodes first; without branches, only the likeliest after each."""

@@ -146,11 +146,10 @@ class DFlashHead(MuseGlimmerAssistantModel):
     @property
     def chain(self) -> nn.Module | None:
         """What corrects the logits of a place by the draft token before it, if anything does."""
-        children = dict(self.named_children())
-        return children.get("candidate_selector", children.get("markov_head"))
+        return getattr(self, "candidate_selector", getattr(self, "markov_head", None))
 
     def get_output_embeddings(self) -> nn.Module | None:
-        return dict(self.named_children()).get("lm_head")
+        return getattr(self, "lm_head", None)
 
     def over_target(self, logits: Tensor) -> Tensor:
         """`logits (..., draft vocabulary)` by the target's ids: `(..., vocab)`, -inf where there is no draft token."""

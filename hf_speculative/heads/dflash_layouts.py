@@ -11,8 +11,6 @@ from .dflash_parts import MARKOV_HEADS
 from .eagle3_config import speculators_config
 from .layout import Layout, first_reason
 
-#: parts of the target that some files hold a copy of
-OF_TARGET = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")
 #: those that z-lab's and DeepSpec's files name
 ARCHITECTURES = {*written.NAMES.values(), "Qwen3DSparkModel", "Gemma4DSparkModel"}
 #: what the files of some other kinds of heads say, which nothing here runs
@@ -30,6 +28,7 @@ class DFlashLayout(Layout):
     """
 
     models: ClassVar = {DFlashHeadConfig: DFlashHead, MuseGlimmerAssistantConfig: MuseGlimmerAssistantModel}
+    of_target = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")
     names: ClassVar[dict[str, str]] = {}
 
     def fields(self, layers: PreTrainedConfig) -> dict[str, Any]:
@@ -55,7 +54,7 @@ class DFlashLayout(Layout):
 
     def renamed(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> dict[str, Tensor]:
         has_own_ids = config.draft_vocab_size < config.vocab_size
-        of_target = OF_TARGET if has_own_ids else (*OF_TARGET, "lm_head.")
+        of_target = self.of_target if has_own_ids else (*self.of_target, "lm_head.")
         found = {name: tensor for name, tensor in tensors.items() if not name.startswith(of_target)}
         # Some files have codebooks as embeddings.
         found = {name.replace("_codebook.weight", "_codebook"): tensor for name, tensor in found.items()}

@@ -57,8 +57,6 @@ class Eagle3Model(PreTrainedModel):
         t2d: `(target vocabulary,)` bool: the target's tokens that have a draft token; `None` where the vocabularies are one.
     """
 
-    config_class = Eagle3Config
-    base_model_prefix = ""
     main_input_name = "inputs_embeds"
     supports_gradient_checkpointing = True
     _no_split_modules = ["FirstLayer", "LlamaDecoderLayer", "Qwen3DecoderLayer"]  # noqa: RUF012

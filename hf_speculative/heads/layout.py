@@ -30,11 +30,13 @@ class Layout:
         name: what `hf-speculative export --layout` calls it; `None` if it is read only.
         speculators_types: values of `speculators_model_type` that it reads, if it is one of speculators'.
         models: what runs a head, by the type of its config: transformers' own class where one fits.
+        of_target: how names of tensors begin of which files may hold the target's, which are left out.
     """
 
     name: ClassVar[str | None] = None
     speculators_types: ClassVar[tuple[str, ...]] = ()
     models: ClassVar[dict[type[PreTrainedConfig], type[PreTrainedModel]]]
+    of_target: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, files: HeadFiles):
         self.files = files
@@ -54,7 +56,7 @@ class Layout:
 
     def renamed(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> dict[str, Tensor]:
         """The files' tensors by their names in the model; what no pass of ours reads is left out."""
-        return tensors
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith(self.of_target)}
 
     def check_values(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> None:
         """What tensors have to hold beside their shapes.

@@ -56,8 +56,6 @@ class MtpHead(PreTrainedModel):
     target's."""
 
     config: MtpHeadConfig
-    config_class = MtpHeadConfig
-    base_model_prefix = ""
     _supports_sdpa = True
     _supports_attention_backend = True
     _skip_keys_device_placement = ("past_key_values",)
@@ -113,10 +111,7 @@ class SpeculatorsMtpLayout(Layout):
     name = "speculators"
     speculators_types = ("mtp",)
     models: ClassVar = {MtpHeadConfig: MtpHead}
+    of_target = ("embed_tokens.", "lm_head.", "verifier_lm_head.")
 
     def config(self) -> MtpHeadConfig:
         return MtpHeadConfig(**self.files.settings)
-
-    def renamed(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> dict[str, Tensor]:
-        of_target = ("embed_tokens.", "lm_head.", "verifier_lm_head.")
-        return {name: tensor for name, tensor in tensors.items() if not name.startswith(of_target)}

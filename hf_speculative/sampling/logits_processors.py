@@ -6,7 +6,7 @@ of three treatments, in the order of the list:
 
 * context-free ones (temperature, top-k, top-p, ...) take all rows and positions at once;
 * transformers' own prefix-dependent ones, which have no memory, take all of them at once as well (`stateless.py`), and
-  so does a grammar (`grammar.py`);
+  so does a grammar;
 * anything else may have a memory: each row has copies of its own, called once per emitted token and in order.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,6 @@ from torch import Tensor
 from ..grammar.processor import GrammarProcessor
 from ..hf_compat import logits_process as hf
 from ..types import Batch, Guide
-from .grammar import AfterEachPrefix
 from .guidance import Guidance
 from .memories import Memories
 from .prefixes import Prefixes, Reach
@@ -43,9 +43,6 @@ CONTEXT_FREE = (
 )
 
 
-NO_MEMORY = (*CONTEXT_FREE, *MEMORYLESS, GrammarProcessor, hf.PrefixConstrainedLogitsProcessor)
-
-
 class Processors:
     """A `LogitsProcessorList` for rows of their own length.
 
@@ -59,9 +56,12 @@ class Processors:
         self.guidance: Guidance | None = None
         if processors and type(processors[0]) is hf.UnbatchedClassifierFreeGuidanceLogitsProcessor:
             self.guidance, processors = Guidance(processors[0]), processors[1:]
-        with_memory = [p for p in processors if type(p) not in NO_MEMORY]
+        with_memory = [p for p in processors if type(p) not in WITHOUT_MEMORY]
         self.memories = Memories(with_memory, batch_size, list(criteria))
-        self.steps = [self._treatment(processor) for processor in processors]
+        self.steps = [
+            WITHOUT_MEMORY[type(p)](p) if type(p) in WITHOUT_MEMORY else StatefulProcessor(p, self.memories)
+            for p in processors
+        ]
 
     @property
     def settings(self) -> Hashable | None:
@@ -96,17 +96,6 @@ class Processors:
     def keeps_rows_together(self) -> bool:
         """All rows have to start together: guidance has a cache with one length for all of them."""
         return self.guidance is not None
-
-    def _treatment(self, processor):
-        # By exact type: a subclass of a known processor may remember things.
-        if type(processor) in CONTEXT_FREE:
-            return ContextFree(processor)
-        if type(processor) is GrammarProcessor:
-            return AfterEachPrefix(processor)
-        if type(processor) is hf.PrefixConstrainedLogitsProcessor:
-            return AllowedTokens(processor)
-        stateless = MEMORYLESS.get(type(processor))
-        return stateless(processor) if stateless else StatefulProcessor(processor, self.memories)
 
     @property
     def takes_trees(self) -> bool:
@@ -164,6 +153,26 @@ class ContextFree:
         return (top_p(self.processor, of_all) if is_top_p else self.processor(None, of_all)).view_as(scores)
 
 
+class AfterEachPrefix:
+    """A grammar for rows of their own length and all positions of a chain or tree.
+
+    Args:
+        processor: of the call; `GrammarProcessor.begin` has told it of the rows.
+    """
+
+    def __init__(self, processor: GrammarProcessor):
+        self.processor = processor
+
+    def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
+        positions = range(prefixes.first, prefixes.first + prefixes.num_positions)
+        for lane, (row, text) in enumerate(zip(prefixes.batch.rows, prefixes.batch.history, strict=True)):
+            walk, paths = self.processor.walks[row], prefixes.host_paths[lane]
+            # In the order of the paths a tree is walked once.
+            for place in sorted(positions, key=paths.__getitem__):
+                walk.mask(text, paths[place]).apply(scores[lane, place - prefixes.first])
+        return scores
+
+
 class OneByOne:
     """A processor that is called for each row and position, where plain decoding may come to it."""
 
@@ -204,3 +213,12 @@ class AllowedTokens(OneByOne):
 
     def process(self, row: int, ids: Tensor, scores: Tensor) -> Tensor:
         return hf.PrefixConstrainedLogitsProcessor(lambda _, ids: self.allowed(row, ids), num_beams=1)(ids, scores)[0]
+
+
+#: treatments by exact type: a subclass of a known processor may remember things
+WITHOUT_MEMORY: dict[type, Callable[[Any], Any]] = {
+    **dict.fromkeys(CONTEXT_FREE, ContextFree),
+    **MEMORYLESS,
+    GrammarProcessor: AfterEachPrefix,
+    hf.PrefixConstrainedLogitsProcessor: AllowedTokens,
+}

@@ -106,9 +106,18 @@ class Memories:
             warnings.warn(f"nothing is drafted in this call: {error}", stacklevel=2)
 
     def begin_pass(self, batch: Batch, is_draft: bool) -> None:
-        if not (is_draft and self.is_drafting):  # else the draft goes on where it was
-            self._copy(batch)
+        if is_draft and self.is_drafting:  # the draft goes on where it was
+            return
         self.is_drafting = is_draft
+        for row in self.of_row.keys() - {0, *batch.rows}:  # done; the first row's are still shown
+            del self.of_row[row]
+        if self.users is not None:
+            self.users.hand_out(memory.committed for memory in self.of_row.values())
+        for row in batch.rows:
+            if row not in self.of_row:
+                copies = self.originals if self.users is None else clone(self.users.copies)
+                self.of_row[row] = Memory(copies, self)
+            self.of_row[row].begin_pass()
 
     def begin_position(self, prefixes: Prefixes, position: int, is_draft: bool) -> None:
         """The rows' memories become those of what the next position follows."""
@@ -120,17 +129,6 @@ class Memories:
     def end_position(self, batch: Batch, is_draft: bool) -> None:
         for row in batch.rows:
             self.of_row[row].end_position(is_draft)
-
-    def _copy(self, batch: Batch) -> None:
-        for row in self.of_row.keys() - {0, *batch.rows}:  # done; the first row's are still shown
-            del self.of_row[row]
-        if self.users is not None:
-            self.users.hand_out(memory.committed for memory in self.of_row.values())
-        for row in batch.rows:
-            if row not in self.of_row:
-                copies = self.originals if self.users is None else clone(self.users.copies)
-                self.of_row[row] = Memory(copies, self)
-            self.of_row[row].begin_pass()
 
     def commit(self, batch: Batch, num_tokens: list[int]) -> None:
         for lane, (row, num) in enumerate(zip(batch.rows, num_tokens, strict=True)):

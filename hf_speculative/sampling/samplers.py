@@ -53,13 +53,7 @@ class ProcessedSampler(Sampler):
         # Float32 before temperature and softmax, as plain generate; copied, since processors may write in place.
         return self.processors(batch, logits.to(torch.float32, copy=True), ahead=0, is_draft=False)
 
-    def draft_scores(self, batch: Batch, logits: Tensor, ahead: int) -> Tensor:
-        return self._of_draft(batch, logits[:, None], ahead)[:, 0]
-
-    def level_scores(self, batch: Batch, logits: Tensor, first: int) -> Tensor:
-        return self._of_draft(batch, logits, first + 1)
-
-    def _of_draft(self, batch: Batch, logits: Tensor, ahead: int) -> Tensor:
+    def level_scores(self, batch: Batch, logits: Tensor, ahead: int) -> Tensor:
         writes = bool(self.processors.steps)  # a draft's logits are read once, so that only processors need a copy
         scores = logits[..., : self.vocab_size].to(batch.tokens.device, torch.float32, copy=writes)
         if scores.shape[2] < self.vocab_size:

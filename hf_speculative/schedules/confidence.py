@@ -14,7 +14,7 @@ import copy
 
 from torch import Tensor
 
-from ..interfaces import Part, Schedule
+from ..interfaces import Schedule
 from ..types import Batch
 from .wrapped import WrappedSchedule
 
@@ -24,13 +24,11 @@ class ConfidenceStop(WrappedSchedule):
 
     may_stop = True
     has_estimates = False
+    parts = Schedule.parts  # of all drafts, whatever the other schedule says
 
     def __init__(self, schedule: Schedule, threshold: float):
         super().__init__(schedule)
         self.threshold = threshold
-
-    def parts(self, plan: list[int]) -> tuple[Part, Part]:
-        return (self, plan), (self, plan)
 
     def plan(self, batch: Batch) -> list[int]:
         chains = copy.copy(batch)

@@ -143,11 +143,8 @@ class PerRequestSamplers(Sampler):
     def target_scores(self, batch: Batch, logits: Tensor) -> Tensor:
         return self._processed(batch, logits, lambda sampler, own, some: sampler.target_scores(own, some))
 
-    def draft_scores(self, batch: Batch, logits: Tensor, ahead: int) -> Tensor:
-        return self._processed(batch, logits, lambda sampler, own, some: sampler.draft_scores(own, some, ahead))
-
-    def level_scores(self, batch: Batch, logits: Tensor, first: int) -> Tensor:
-        return self._processed(batch, logits, lambda sampler, own, some: sampler.level_scores(own, some, first))
+    def level_scores(self, batch: Batch, logits: Tensor, ahead: int) -> Tensor:
+        return self._processed(batch, logits, lambda sampler, own, some: sampler.level_scores(own, some, ahead))
 
     def target_probs(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         probs, is_valid = self._drawn(scores, lambda sampler, some: sampler.target_probs(some))

@@ -3,8 +3,7 @@
 `batch` is the number of rows still running, `k` the widest proposal of the round, `vocab` the target's vocabulary.
 """
 
-from .batch import NO_TOKEN, Batch, Draft, along_path
-from .columns import columns_from
+from .batch import NO_TOKEN, Batch, Draft, along_path, columns_from
 from .guide import Guide
 from .prefixes import Prefix, shared_prefixes
 from .rounds import Appended, Costs, NoDistribution, Round, Verdict

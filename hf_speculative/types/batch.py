@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .columns import columns_from
 from .guide import Guide
 from .prefixes import Prefix, shared_prefixes
 from .rounds import Appended, Verdict
@@ -119,8 +118,7 @@ class Batch:
         counts = [draft.num_tokens[:, None], num_accepted, num_valid, verdict.next_token[:, None]]
         of_draft = [] if acceptance_prob is None else [draft.tokens, in_units(acceptance_prob)]
         more = [*([] if path is None else [path]), *([] if verdict.chances is None else [in_units(verdict.chances)])]
-        packed = [*counts, *of_draft, *more]
-        read = torch.cat(packed, 1).tolist()
+        read = torch.cat([*counts, *of_draft, *more], 1).tolist()
         self.tokens.scatter_(1, (self.lengths + verdict.num_accepted)[:, None], verdict.next_token[:, None])
         self.lengths = self.lengths + verdict.num_accepted + 1
         appended = Appended([], [], [])
@@ -199,6 +197,12 @@ class Batch:
             self.host_lengths[lane] = newcomers.host_lengths[i]
             self.host_padding[lane] = newcomers.host_padding[i]
             self.history[lane] = newcomers.history[i]
+
+
+def columns_from(first: Tensor, width: int) -> Tensor:
+    """`(batch, width)`: columns `first (batch,)` and those after it, of rows with their own lengths."""
+    columns = first[:, None]
+    return columns if width == 1 else columns + torch.arange(width, device=first.device)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..interfaces import Rule, Sampler
+from ..interfaces import Sampler
 from ..types import Draft, Tree, Verdict
 from .paths import path_of, product_along, take_turns
-from .residual import draw_at, draw_next_token, draw_without_draft, is_proposed, probability_of
+from .residual import LosslessRule, draw_at, draw_next_token, is_proposed, probability_of
 
 
-class BlockVerification(Rule):
+class BlockVerification(LosslessRule):
     """Keep the longest prefix whose coin comes up; earlier coins that failed do not end the scan.
 
     The claim of prefix i is P_i = min(1, P_{i-1} p(x_i) / q(x_i)), with P_0 = 1. With S_i = sum (P_i p - q)+, it is kept with
@@ -26,14 +26,7 @@ class BlockVerification(Rule):
     if those of all nodes below it have failed.
     """
 
-    lossless = True
-    takes_trees = True
-
-    def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
-        if draft.tree is not None:
-            return self._along_tree(draft, draft.tree, target_probs, sampler)
-        if draft.width == 0:
-            return draw_without_draft(draft, target_probs, sampler)
+    def _along_chain(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
         draft_probs = draft.dense_probs(target_probs)
         proposed = is_proposed(draft)
         p, q = probability_of(target_probs, draft.tokens), probability_of(draft_probs, draft.tokens)
@@ -54,8 +47,7 @@ class BlockVerification(Rule):
         num_accepted = functional.pad(kept * sizes, (1, 0)).amax(1)
         return draw_next_token(draft, target_probs, residual, num_accepted, claim[:, 1:], sampler)
 
-    @staticmethod
-    def _along_tree(draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:
+    def _along_tree(self, draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:
         turns = take_turns(draft, tree, target_probs, pass_on=True)
         ends = sampler.bernoulli(turns.ends[:, 1:])
         leads_to_end = (ends[:, :, None] & tree.ancestors).any(1)

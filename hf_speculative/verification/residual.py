@@ -1,10 +1,30 @@
-"""Shared parts of rules: drawing the token that the target adds."""
+"""Shared parts of rules: their base class, and drawing the token that the target adds."""
 
 import torch
 from torch import Tensor
 
-from ..interfaces import Sampler
-from ..types import Draft, Verdict
+from ..interfaces import Rule, Sampler
+from ..types import Draft, Tree, Verdict
+
+
+class LosslessRule(Rule):
+    """A rule with a method for chains and one for trees. Where nothing was drafted, every rule comes to a draw from p."""
+
+    lossless = True
+    takes_trees = True
+
+    def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
+        if draft.tree is not None:
+            return self._along_tree(draft, draft.tree, target_probs, sampler)
+        if draft.width == 0:
+            return Verdict(draft.num_tokens, sampler.categorical(target_probs)[:, 0])
+        return self._along_chain(draft, target_probs, sampler)
+
+    def _along_chain(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
+        raise NotImplementedError
+
+    def _along_tree(self, draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:
+        raise NotImplementedError
 
 
 def draw_next_token(
@@ -28,11 +48,6 @@ def draw_next_token(
     keep_bonus = (num_accepted == draft.num_tokens) | (left_over.sum(-1) == 0)
     next_token = sampler.categorical(torch.where(keep_bonus[:, None], bonus, left_over)[:, None])[:, 0]
     return Verdict(num_accepted, next_token, acceptance_prob)
-
-
-def draw_without_draft(draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
-    """What every rule comes to where nothing was drafted: a draw from p."""
-    return Verdict(draft.num_tokens, sampler.categorical(target_probs)[:, 0])
 
 
 def draw_at(position: Tensor, probs: Tensor, sampler: Sampler) -> Tensor:

@@ -9,33 +9,26 @@ been guessed (Miao et al. 2024, SpecInfer, arXiv 2305.09781, their naive samplin
 import torch
 from torch import Tensor
 
-from ..interfaces import Rule, Sampler
+from ..interfaces import Sampler
 from ..types import Draft, Tree, Verdict
 from .paths import path_of, product_along
-from .residual import draw_without_draft, is_proposed, probability_of
+from .residual import LosslessRule, is_proposed, probability_of
 
 
-class SampledVerification(Rule):
+class SampledVerification(LosslessRule):
     """Emit what the target draws; the draft only decides how many of the draws are used."""
 
-    lossless = True
     reads_draft_probs = False
     emits_draws = True
-    takes_trees = True
 
-    def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
-        if draft.tree is not None:
-            return self._along_tree(draft, draft.tree, target_probs, sampler)
-        if draft.width == 0:
-            return draw_without_draft(draft, target_probs, sampler)
+    def _along_chain(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
         drawn = sampler.categorical(target_probs)
         agrees = (drawn[:, :-1] == draft.tokens) & is_proposed(draft)
         num_accepted = agrees.long().cumprod(1).sum(1)
         acceptance_prob = None if _knows_noise(sampler) else probability_of(target_probs, draft.tokens).cumprod(1)
         return Verdict(num_accepted, drawn.gather(1, num_accepted[:, None])[:, 0], acceptance_prob)
 
-    @staticmethod
-    def _along_tree(draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:
+    def _along_tree(self, draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:
         drawn = sampler.categorical(target_probs, tree=tree)
         before = tree.parents + 1  # the position that each node was guessed at
         may_agree = is_proposed(draft) & ~_is_repeated(draft, tree)

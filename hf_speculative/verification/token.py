@@ -7,26 +7,19 @@ SpecInfer (arXiv 2305.09781), Algorithm 2; for siblings without replacement Chen
 
 from torch import Tensor
 
-from ..interfaces import Rule, Sampler
+from ..interfaces import Sampler
 from ..types import Draft, Tree, Verdict
 from .paths import path_of, product_along, take_turns
-from .residual import draw_at, draw_next_token, draw_without_draft, is_proposed, probability_of
+from .residual import LosslessRule, draw_at, draw_next_token, is_proposed, probability_of
 
 
-class TokenVerification(Rule):
+class TokenVerification(LosslessRule):
     """Accept x with probability min(1, p(x) / q(x)); at the first rejection draw from the residual (p - q)+.
 
     In a tree, a sibling that is rejected leaves the residual to the next as its p, and the last one to the draw.
     """
 
-    lossless = True
-    takes_trees = True
-
-    def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
-        if draft.tree is not None:
-            return self._along_tree(draft, draft.tree, target_probs, sampler)
-        if draft.width == 0:
-            return draw_without_draft(draft, target_probs, sampler)
+    def _along_chain(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
         draft_probs = draft.dense_probs(target_probs)
         p, q = probability_of(target_probs, draft.tokens), probability_of(draft_probs, draft.tokens)
         keep = (p / q).nan_to_num(0).clamp(max=1)
@@ -35,8 +28,7 @@ class TokenVerification(Rule):
         residual = (target_probs[:, : draft.width] - draft_probs).clamp(min=0)
         return draw_next_token(draft, target_probs, residual, num_accepted, keep.cumprod(1), sampler)
 
-    @staticmethod
-    def _along_tree(draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:
+    def _along_tree(self, draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:
         turns = take_turns(draft, tree, target_probs, pass_on=False)
         kept = path_of(tree, turns.first(sampler.bernoulli(turns.claims)))
         acceptance_prob = product_along(tree, turns.claims * turns.none_before)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative.call.optimize import execution_of
+from hf_speculative.call.configuration import execution_of
 from hf_speculative.models import artifacts, execution, native
 from hf_speculative.models.execution import EAGER, Execution
 from hf_speculative.models.linears import num_by_kernel
