@@ -57,9 +57,9 @@ def target_and_drafter(
         target = UniversalModel(model, inputs, keep=keep)
     if num_columns:
         target.reads_alone, target.max_columns = True, num_columns
-    return _of_one_shape(
-        model, target, lanes, min(num_rows, options.rows_at_once or num_rows)
-    ) if is_static else target, drafter
+    if is_static:
+        target = _of_one_shape(model, target, lanes, min(num_rows, options.rows_at_once or num_rows))
+    return target, drafter
 
 
 def _of_one_shape(model: PreTrainedModel, target: CachedModel, lanes: int, num_rows: int) -> FixedShape:

@@ -44,12 +44,13 @@ class DraftStudent(Student):
     def draft(self) -> PreTrainedModel:
         return checks.unwrap(self.module, "draft_model")
 
-    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
         model = self.module
         if hasattr(model, "merge_and_unload"):
             model = copy.deepcopy(model).merge_and_unload()
         model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
 
 
 def _with_lora(draft: PreTrainedModel, rank: int):

@@ -33,7 +33,7 @@ class HeadStudent(Student):
         is_same = self.head.dtype == self.target.dtype
         return self.head if is_same else copy.deepcopy(self.head).to(self.target.dtype)
 
-    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
         write_head(self.draft(), folder, self.layout)  # in the dtype in which it was measured
 
 

@@ -30,7 +30,6 @@ from ..interfaces import Drafter, Sampler
 from ..models import device_of, is_sharded, is_tested_multimodal
 from ..models.loading import load_model
 from ..reports import files
-from ..tokenizers.loading import tokenizer_of
 from ..types import Batch
 from .examples import Collator, Example
 from .kinds import student_of
@@ -50,8 +49,8 @@ ENOUGH, STEPS = 8, 16
 CLEARLY = 2.0
 #: of a draft that was trained before
 LEARNING_RATE = 2e-4
-#: the share of the time
-SHARE = 0.05
+#: the share of the time, and the seconds that may be saved up, so that no pause gets long
+SHARE, MOST_SAVED = 0.05, 1.0
 
 #: steps of learners in other threads wait for the next round
 _learning = threading.Lock()
@@ -161,7 +160,7 @@ class Learner:
 
     def spend(self, seconds: float) -> None:
         """Decoding took so long: learn for a share of it. What fails ends learning, not the call."""
-        self.balance += self.share * seconds
+        self.balance = min(self.balance + self.share * seconds, MOST_SAVED)
         if self.balance <= 0 or self.is_frozen or len(self.texts) < TEXTS or not _learning.acquire(blocking=False):
             return
         started = time.perf_counter()
@@ -216,7 +215,7 @@ class Learner:
         self.num_taken_over += 1
         if self.folder is not None:
             with tempfile.TemporaryDirectory(dir=self.folder) as written:
-                self.current.save(Path(written), tokenizer_of(self.teacher.target))
+                self.current.save(Path(written), None)  # the target's tokenizer is the draft's
                 for path in Path(written).iterdir():
                     path.replace(self.folder / path.name)
 

@@ -63,6 +63,6 @@ class Student:
         """What `draft_model=` takes, with the weights as they are now."""
         raise NotImplementedError
 
-    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
         """Writes what `draft_model=` loads."""
         raise NotImplementedError

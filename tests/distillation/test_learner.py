@@ -129,6 +129,8 @@ def test_no_more_than_its_share_of_the_time(target, monkeypatch):
     for _ in range(1000):
         learner.spend(1.0)
     assert 50 <= learner.seconds <= 52  # and one piece of work
+    learner.spend(10_000.0)  # such as a server that had nothing to do
+    assert learner.balance <= module.MOST_SAVED
 
 
 def test_a_failure_ends_learning_and_not_the_call(target, monkeypatch):
@@ -154,8 +156,7 @@ def test_it_learns_in_every_mode_of_torch(target, mode):
 
 
 @pytest.mark.parametrize("kind", DRAFTS)
-def test_a_folder_keeps_what_was_learned(target, tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(module, "tokenizer_of", lambda target: hs.embedded_pair()[2])
+def test_a_folder_keeps_what_was_learned(target, tmp_path, kind):
     learner = attached(target, kind, folder=tmp_path)
     assert not list(tmp_path.iterdir())
     learn(learner, 60)

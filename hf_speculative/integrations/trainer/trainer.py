@@ -16,6 +16,7 @@ from ...call.preparation import prepare
 from ...call.statistics import Statistics, record
 from ...generation import attach
 from ...models import pool
+from ...models.shallow import REPLACED
 from .prompts import completions_of, prompts_of
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ class SpeculativeTrainerMixin(_Trainer):
         if isinstance(draft_model, torch.nn.Module):
             draft_model = self.accelerator.unwrap_model(draft_model)
         target = checks.unwrap(self.accelerator.unwrap_model(self.model), "model")
-        found = own_generate(target)
+        found, before = own_generate(target), {name: vars(target)[name] for name in REPLACED if name in vars(target)}
         if draft_model is not None or config is not None:
             attach(target, draft_model, config=config)
         elif found is None:  # a call may name a source of drafts
@@ -196,9 +197,9 @@ class SpeculativeTrainerMixin(_Trainer):
             yield target
         finally:
             if attached is not found and own_generate(target) is attached:
-                del target.generate
-                if found is not None:
-                    target.generate = found
+                for name in REPLACED:
+                    vars(target).pop(name, None)
+                vars(target).update(before)
                 attached.drop_kernel()
                 for one in models:  # training needs the memory
                     pool.release(one)
