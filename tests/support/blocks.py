@@ -22,8 +22,15 @@ LAYERS = (
 )
 RANK, BLOCK = 4, 5
 SCALES = {"input_embedding_scale": 0.9, "output_multiplier": 1.3, "final_logit_softcapping": 9.0}
+DFLASH = {"speculators_model_type": "dflash"}
 DFLASH2 = {"conv_group_size": 8, "selector_rank": RANK, "selector_top_k": 6}
+THREE_TAPS = {"speculators_model_type": "dflash2", "conv_kernel_size": 3}
 DSPARK = {"speculators_model_type": "dspark", "markov_rank": RANK}
+DEEPSPEC = {"architectures": ["Qwen3DSparkModel"], "markov_rank": RANK, "markov_head_type": "vanilla"}
+DEEPSPEC |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
+GATED = {"markov_head_type": "gated", "enable_confidence_head": False}
+RNN = {"markov_head_type": "rnn", "confidence_head_with_markov": False}
+BOTH_WAYS = {"sliding_window_non_causal": True, "sample_from_anchor": True}
 #: kinds of heads: layout, parts, fields. A window of 8 in transformers is one of 9 at z-lab
 KINDS = {
     "z-lab": ("z-lab", (), {"is_causal": False}),
@@ -31,35 +38,14 @@ KINDS = {
     "JetSpec": ("z-lab", (), {"dflash_config": {"causal_head": True}}),
     "z-lab, scaled": ("z-lab", (), {"dflash_config": SCALES}),
     "DFlash 2": ("z-lab", ("convolutions", "selector"), {"dflash_config": DFLASH2 | {"conv_kernel_size": 2}}),
-    "DeepSpec": (
-        "z-lab",
-        ("markov", "confidence"),
-        {"architectures": ["Qwen3DSparkModel"], "markov_rank": RANK, "markov_head_type": "vanilla"}
-        | {"enable_confidence_head": True, "confidence_head_with_markov": True},
-    ),
-    "speculators": ("speculators", (), {"speculators_model_type": "dflash"}),
-    "speculators, reduced": ("speculators", ("vocabulary",), {"speculators_model_type": "dflash"}),
-    "speculators, both ways": (
-        "speculators",
-        ("vocabulary",),
-        {"speculators_model_type": "dflash", "sliding_window_non_causal": True, "sample_from_anchor": True},
-    ),
-    "speculators, DFlash 2": (
-        "speculators",
-        ("convolutions", "selector"),
-        DFLASH2 | {"speculators_model_type": "dflash2", "conv_kernel_size": 3},
-    ),
+    "DeepSpec": ("z-lab", ("markov", "confidence"), DEEPSPEC),
+    "speculators": ("speculators", (), DFLASH),
+    "speculators, reduced": ("speculators", ("vocabulary",), DFLASH),
+    "speculators, both ways": ("speculators", ("vocabulary",), DFLASH | BOTH_WAYS),
+    "speculators, DFlash 2": ("speculators", ("convolutions", "selector"), DFLASH2 | THREE_TAPS),
     "DSpark": ("speculators", ("vocabulary", "markov", "confidence"), DSPARK),
-    "DSpark, gated": (
-        "speculators",
-        ("vocabulary", "markov"),
-        DSPARK | {"markov_head_type": "gated", "enable_confidence_head": False},
-    ),
-    "DSpark, rnn": (
-        "speculators",
-        ("markov", "confidence"),
-        DSPARK | {"markov_head_type": "rnn", "confidence_head_with_markov": False},
-    ),
+    "DSpark, gated": ("speculators", ("vocabulary", "markov"), DSPARK | GATED),
+    "DSpark, rnn": ("speculators", ("markov", "confidence"), DSPARK | RNN),
 }
 
 
@@ -121,9 +107,7 @@ def write(kind: str, folder, target, draft, num_ids: int = 40) -> None:
 
 def pairs(steps: int = 45, **config) -> dict[bool, tuple]:
     """One target with two drafts trained for it, to be written in the layouts: whether the newest token's place predicts."""
-    return {
-        anchor: tied.with_dflash(BLOCK - anchor, steps=steps, first=1 - anchor, **config) for anchor in (False, True)
-    }
+    return {own: tied.with_dflash(BLOCK - own, steps=steps, first=1 - own, **config) for own in (False, True)}
 
 
 def from_anchor(kind: str) -> bool:

@@ -23,9 +23,8 @@ def evaluate(folder: Path) -> dict:
 
     target = tiny.llama()
     given = {"generation_kwargs": {"max_new_tokens": 8}, "draft_model": tiny.noisy_copy(target)}
-    trainer = SpeculativeTrainer(
-        target, arguments(folder, per_device_eval_batch_size=2), speculative_config=CONSTANT, **given
-    )
+    own = arguments(folder, per_device_eval_batch_size=2)
+    trainer = SpeculativeTrainer(target, own, speculative_config=CONSTANT, **given)
     assert trainer.args.world_size == 2
     return {"even": trainer.evaluate(rows(12)), "uneven": trainer.evaluate(rows(11))}
 

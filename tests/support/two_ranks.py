@@ -77,9 +77,8 @@ def make_models(rank: int, folder: Path) -> None:
         distributed.barrier()
         MODELS[name], MODELS[f"sharded {name}"] = model, fully_sharded(model, model.model.layers)
         for way, config in (("split", {"tp_plan": "auto"}), ("staged", {"pp_size": 2})):
-            MODELS[f"{way} {name}"] = AutoModelForCausalLM.from_pretrained(
-                folder / name, distributed_config=DistributedConfig(**config)
-            )
+            own = DistributedConfig(**config)
+            MODELS[f"{way} {name}"] = AutoModelForCausalLM.from_pretrained(folder / name, distributed_config=own)
 
 
 def fully_sharded(model, layers):
