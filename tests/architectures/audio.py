@@ -1,7 +1,5 @@
 """Random recordings in the shape that each model type takes."""
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 

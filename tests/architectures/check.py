@@ -1,7 +1,5 @@
 """One model type: build it tiny, decode it plainly and with a draft, compare token by token."""
 
-from __future__ import annotations
-
 import time
 import traceback
 import warnings

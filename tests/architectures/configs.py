@@ -1,7 +1,5 @@
 """A tiny config of any model type: its defaults, shrunk field by field, and what a recipe says on top."""
 
-from __future__ import annotations
-
 import copy
 import re
 from typing import Any

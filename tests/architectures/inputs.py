@@ -4,8 +4,6 @@ Every row of an image or audio prompt has one image or recording, its placeholde
 placeholders there must be is what the model's own `get_image_features` or `get_audio_features` gives.
 """
 
-from __future__ import annotations
-
 import inspect
 
 import torch

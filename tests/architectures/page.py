@@ -1,7 +1,5 @@
 """docs/supported-models.md, written from the results of each transformers version in docs/supported-models/."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

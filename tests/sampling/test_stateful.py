@@ -308,15 +308,8 @@ class Constant:
     number: int = 8
 
 
-HELD = [
-    Constant(),
-    torch.device("cpu"),
-    Path("a"),
-    (1, 2),
-    frozenset([1]),
-    re.compile("a"),
-    tiny.llama().generation_config,
-]
+HELD = [Constant(), torch.device("cpu"), Path("a"), (1, 2), frozenset([1]), re.compile("a")]
+HELD.append(tiny.llama().generation_config)
 
 
 @pytest.mark.parametrize("held", HELD, ids=lambda held: type(held).__name__)

@@ -1,7 +1,5 @@
 """Stand-ins for attention that takes no explicit mask: signatures, masks and limits of the real kernels, computed in torch."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -216,3 +216,8 @@ def extreme_pairs() -> list[tuple[Table, Table]]:
     """A target and a draft that are one, that are sure, that share no token."""
     (p, q), hot, cold = pair(3), Table(0, iid=[0.0, 1.0, 0.0]), Table(0, iid=[0.5, 0.0, 0.5])
     return [(p, p), (hot, q), (p, hot), (hot, cold), (cold, hot), (hot, hot)]
+
+
+def bias(rule, p, q, gamma, length, **options):
+    """Of the first `length` tokens."""
+    return distance(sequences(rule(), p, q, gamma, length, **options), plain_sequences(p, length))

@@ -1,7 +1,5 @@
 """docs/commands.md, written from the commands by typer itself: `python -m tests.support.commands_page`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Draft heads for the tests: the fixtures in tests/heads/fixtures, and random ones made for tiny targets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models built in memory for the tests: tiny, seeded, and with drafts that partly agree with their target."""
 
-from __future__ import annotations
-
 import copy
 from contextlib import contextmanager
 

@@ -3,8 +3,6 @@
 An unrelated draft accepts nothing and tests nothing; so a draft here knows what its original knew, under other ids.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

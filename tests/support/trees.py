@@ -1,7 +1,5 @@
 """Trees of draft tokens for the tests: random ones, in which the right continuation is often some branch."""
 
-from __future__ import annotations
-
 import inspect
 import random
 

@@ -1,7 +1,5 @@
 """What two processes do as one group, over gloo on the CPU, each leaving its result in a file."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

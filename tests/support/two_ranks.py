@@ -4,8 +4,6 @@ A process is started with its rank, a port and a folder, and leaves there what b
 differently, and a collective that the other one does not come to fails after TIMEOUT.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json
