@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+import transformers as hf
 from transformers import CompileConfig, DynamicCache, GenerationConfig, StaticCache, StoppingCriteria
 
 import hf_speculative as hs
@@ -12,7 +13,6 @@ from hf_speculative.call.configuration import as_keywords
 from hf_speculative.call.statistics import Statistics
 from hf_speculative.schedules import Constant
 from hf_speculative.types import Costs
-from tests.architectures.check import build
 from tests.support import tiny, tongues
 from tests.support.execution import fix_costs
 
@@ -128,9 +128,11 @@ def test_a_config_with_two_draft_lengths():
 
 def test_a_draft_of_another_vocabulary(target):
     """Padding explains a few entries; more need the tokenizers of both, and so does a draft of another kind of model."""
+    sizes = {"num_hidden_layers": 1, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_heads": 4, "decoder_start_token_id": 0}
+    t5 = hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=tiny.VOCAB, **sizes)).eval()
     drafts = {
         "LlamaForCausalLM has a vocabulary of 300 entries and the target one of 61": tiny.llama(vocab_size=300),
-        "T5ForConditionalGeneration is an encoder-decoder model and the target is not": build("seq2seq", "t5"),
+        "T5ForConditionalGeneration is an encoder-decoder model and the target is not": t5,
     }
     for message, draft in drafts.items():
         answer = hs.check(target, draft)
