@@ -44,9 +44,14 @@ def test_answers_that_plain_generate_broadcasts(target, twin, answer):
     assert found.tolist() == expected.tolist() and found.shape[1] == 15
 
 
-def at_lengths(lengths):
+class AtLengths(StoppingCriteria):
     """Row i ends at `lengths[i]` columns, or later if it is asked too late."""
-    return lambda input_ids, scores, **kwargs: input_ids.shape[1] == torch.tensor(lengths)[: len(input_ids)]
+
+    def __init__(self, lengths):
+        self.lengths = torch.tensor(lengths)
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids.shape[1] == self.lengths[: len(input_ids)]
 
 
 @pytest.mark.parametrize("lengths", [[9, 20, 12], [20, 9, 9], [9, 9, 9], [9, 99, 12]])
@@ -57,9 +62,9 @@ def test_rows_write_on_where_there_is_no_end_token(target, twin, lengths, path):
     chunks = {"prefill_chunk_size": 4} if path == "universal" else {}
     kwargs = chunks | {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
     kwargs |= inputs | {"do_sample": False, "max_new_tokens": NEW}
-    expected = target.generate(**kwargs, stopping_criteria=[at_lengths(lengths)])
+    expected = target.generate(**kwargs, stopping_criteria=[AtLengths(lengths)])
     kwargs |= {"draft_model": twin, "num_draft_tokens": 5, "streamer": streamer}
-    found = hs.generate(target, **kwargs, stopping_criteria=[at_lengths(lengths)])
+    found = hs.generate(target, **kwargs, stopping_criteria=[AtLengths(lengths)])
     assert expected.sequences.shape[1] == min(max(lengths), 7 + NEW)
     assert found.sequences.tolist() == expected.sequences.tolist()
     for name in ("scores", "logits"):
@@ -69,14 +74,22 @@ def test_rows_write_on_where_there_is_no_end_token(target, twin, lengths, path):
     assert torch.stack(streamer.pieces[1:], 1).tolist() == found.sequences[:, 7:].tolist()
 
 
-@pytest.mark.parametrize(("batch_size", "ends"), [(1, {}), (3, {}), (3, {"eos_token_id": None, "pad_token_id": None})])
-def test_stop_strings(batch_size, ends):
+def test_stop_strings_without_an_end_token():
+    target, draft, tokenizer = hs.embedded_pair()
+    texts = ["def add(a, b):\n", "import os, sys\n"]
+    inputs = dict(tokenizer(texts, return_tensors="pt", padding=True, padding_side="left"))
+    kwargs = {"stop_strings": ["self", "import"], "tokenizer": tokenizer, "max_new_tokens": 48, "do_sample": False}
+    kwargs |= {"eos_token_id": None, "pad_token_id": None}
+    target.generation_config.eos_token_id = None
+    agrees(target, inputs | kwargs, draft_model=draft)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_stop_strings(batch_size):
     target, draft, tokenizer = hs.embedded_pair()
     texts = ["def add(a, b):\n", "import os, sys\n\n", "class A:\n    x = 1\n"][:batch_size]
     inputs = dict(tokenizer(texts, return_tensors="pt", padding=True, padding_side="left"))
     kwargs = {"stop_strings": ["\n\n", "self.", "rn"], "tokenizer": tokenizer, "max_new_tokens": 48, "do_sample": False}
-    kwargs |= ends
-    target.generation_config.update(**ends)
     assert target.generate(**inputs, **kwargs).shape[1] < inputs["input_ids"].shape[1] + 48
     agrees(target, inputs | kwargs, draft_model=draft, num_draft_tokens=6)
 
