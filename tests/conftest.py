@@ -5,6 +5,7 @@ import pytest
 import torch
 import transformers
 
+import hf_speculative as hs
 from hf_speculative.measuring import plan
 from hf_speculative.models import artifacts, model_state
 from hf_speculative.schedules import adaptive
@@ -61,6 +62,11 @@ def emulated(tmp_path, monkeypatch):
 def nothing_learned(monkeypatch):
     """Of models that tests share: after calls whose drafts did not pay, later ones might not draft."""
     monkeypatch.setattr(model_state, "_kept", WeakKeyDictionary())
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return hs.embedded_pair()
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from hf_speculative.models.folder import FOLDER
 from hf_speculative.models.linears import num_by_kernel
 from hf_speculative.types import Batch
 from tests.architectures.check import build
-from tests.support import distributions, tied, tiny, tongues
+from tests.support import distributions, rounds, tied, tiny, tongues
 from tests.support.drafters import MAKE_DRAFTER
 
 EOS = [7, 11, 13, 20]
@@ -354,13 +354,8 @@ def test_cached_logits_equal_fresh_ones_after_admissions(model_type, kind, monke
         k = int(draw(1, low=0, high=4))
         proposal = draw(len(batch.rows), k)
         batch.put(proposal)
-        found = cached.logits(batch, ahead=k, num_last=k + 1)
-        for row, history in enumerate(batch.history):
-            fresh = model(torch.tensor([history + proposal[row].tolist()])).logits[0, -k - 1 :]
-            torch.testing.assert_close(found[row], fresh, rtol=1e-4, atol=1e-4)
-        accepted = draw(len(batch.rows), low=0, high=k + 1)
-        drafted = hs.Draft(proposal, None, torch.full_like(batch.lengths, k))
-        batch.append(drafted, hs.Verdict(accepted, draw(len(batch.rows))))
+        rounds.assert_fresh(model, batch, cached, k, rtol=1e-4, atol=1e-4)
+        rounds.append(batch, proposal, draw(len(batch.rows), low=0, high=k + 1), draw(len(batch.rows)))
         cached.rollback(batch)
         if newcomers := batch.newcomers(len(lanes)):
             batch.admit(newcomers, lanes)

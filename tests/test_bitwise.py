@@ -43,18 +43,22 @@ def are_same(a, b):
     return torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
 
 
+def gives_the_bits_of_none(target, inputs, settings, drafts):
+    expected = bits(target, inputs, settings, draft_model=None)
+    for more in drafts:
+        found = bits(target, inputs, settings, **more)
+        assert are_same(found, expected), more
+    assert found[2].statistics.num_accepted_draft_tokens  # else nothing was compared
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED, GREEDY | ENDS], ids=["greedy", "sampled", "ends"])
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_any_draft_gives_the_bits_of_none(dtype, settings, batch_size):
     target, draft = pair(dtype)
-    inputs = tiny.prompts(batch_size)
-    expected = bits(target, inputs, settings, draft_model=None)
     drafts = [{"draft_model": draft, "num_draft_tokens": n} for n in (1, 4, 12)]
-    for more in [*drafts, {"draft_model": draft}, {"draft_model": "auto"}, {"draft_model": ["suffix", draft]}]:
-        found = bits(target, inputs, settings, **more)
-        assert are_same(found, expected), more
-    assert found[2].statistics.num_accepted_draft_tokens  # else nothing was compared
+    drafts += [{"draft_model": draft}, {"draft_model": "auto"}, {"draft_model": ["suffix", draft]}]
+    gives_the_bits_of_none(target, tiny.prompts(batch_size), settings, drafts)
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
@@ -151,14 +155,9 @@ class TestByOurKernels:
     def test_any_draft_gives_the_bits_of_none(self, dtype, kind, settings):
         target, draft = self.attached(dtype, kind)
         for batch_size in (1, 3):
-            inputs = tiny.prompts(batch_size, width=21)
-            expected = bits(target, inputs, settings, draft_model=None)
-            drafts = [{"num_draft_tokens": n} for n in (1, 4, 12)]
-            drafts += [{}, {"draft_model": "auto"}, {"draft_model": ["suffix", draft]}]
-            for more in [*drafts, {"num_draft_tokens": 6, "tree_top_k": 3}]:
-                found = bits(target, inputs, settings, **more)
-                assert are_same(found, expected), more
-            assert found[2].statistics.num_accepted_draft_tokens
+            drafts = [{"num_draft_tokens": n} for n in (1, 4, 12)] + [{}, {"draft_model": "auto"}]
+            drafts += [{"draft_model": ["suffix", draft]}, {"num_draft_tokens": 6, "tree_top_k": 3}]
+            gives_the_bits_of_none(target, tiny.prompts(batch_size, width=21), settings, drafts)
 
     def test_drafts_may_be_longer_than_in_passes_of_one_shape(self):
         target, inputs = self.attached(torch.bfloat16)[0], tiny.prompts(1)
@@ -284,11 +283,8 @@ def test_recurrent_layers(model_type):
     first = {"input_ids": torch.tensor([[5]])}
     copies = SAMPLED | {"num_return_sequences": 2}
     for inputs, settings in ((tiny.prompts(3), GREEDY | ENDS), (first, SAMPLED), (first, copies)):
-        expected = bits(target, inputs, settings, draft_model=None)
-        for num_tokens in (3, 7):
-            found = bits(target, inputs, settings, draft_model=target, num_draft_tokens=num_tokens)
-            assert are_same(found, expected)
-        assert found[2].statistics.num_accepted_draft_tokens
+        drafts = [{"draft_model": target, "num_draft_tokens": n} for n in (3, 7)]
+        gives_the_bits_of_none(target, inputs, settings, drafts)
 
 
 def test_other_paths_are_refused():

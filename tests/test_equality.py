@@ -76,13 +76,6 @@ def test_logits_narrower_than_the_vocabulary(sampled):
     agrees(tiny.llama(), call | {"do_sample": False}, draft_model=model)
 
 
-def test_learned_positions_at_the_very_end():
-    """Rows near the last position while others draft on: nothing is looked up past the position table."""
-    model = tiny.build("gpt2")
-    drafts = {"draft_model": tiny.noisy_copy(model), "num_draft_tokens": 6}
-    same_as_plain(model, tiny.prompts(3, width=100), {"max_new_tokens": 28}, **drafts)
-
-
 SCHEDULES = (Constant(1), Constant(4), Heuristic(2), ConfidenceStop(Constant(6), 0.3))
 WARPERS = (
     {"temperature": 0.9, "top_k": 0},

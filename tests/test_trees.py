@@ -68,19 +68,6 @@ def test_a_target_whose_trees_no_test_compares_takes_chains(monkeypatch):
     assert not parts.may_branch(willing, tiny.llama(), willing, willing, willing)
 
 
-def test_rows_that_wait_take_lanes_between_trees():
-    model = tiny.llama()
-    generator = torch.Generator().manual_seed(0)
-    prompts = [torch.randint(1, tiny.VOCAB, (n,), generator=generator).tolist() for n in (3, 9, 5, 4, 7, 6, 3, 8)]
-    settings = SETTINGS | {"do_sample": False, "eos_token_id": [3, 17, 40]}
-    plain = [model.generate(torch.tensor([prompt]), **settings)[0].tolist() for prompt in prompts]
-    drafter = trees.KnowingDrafter(plain, tiny.VOCAB)
-    config = {"draft_model": drafter, "speculative_config": hs.SpeculativeConfig(num_draft_tokens=9)}
-    rows = hs.generate_batches(model, prompts, batch_size=3, **config, **settings)
-    assert [row.prompt_ids + row.new_ids for row in rows] == plain
-    assert len({len(text) for text in plain}) > 3 and drafter.num_branching > 3
-
-
 class Fixed(hs.Drafter):
     one_hot_proposals = True
     branches = True

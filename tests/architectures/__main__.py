@@ -1,8 +1,6 @@
 """Build every model type tiny and random, compare speculative decoding with plain `generate`, and write the results
 to docs/supported-models.md. Fails if any type gives other tokens than plain decoding, or an error that is no refusal."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import Counter

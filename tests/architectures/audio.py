@@ -1,7 +1,5 @@
 """Random recordings in the shape that each model type takes."""
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 
@@ -25,9 +23,7 @@ def audio_inputs(model, batch_size: int, generator) -> dict:
 
 
 def num_mel_bins(config) -> int:
-    audio = next(
-        (one for one in (getattr(config, "audio_config", None), getattr(config, "encoder_config", None)) if one), config
-    )
+    audio = getattr(config, "audio_config", None) or getattr(config, "encoder_config", None) or config
     return getattr(audio, "num_mel_bins", None) or getattr(audio, "input_dim", None) or 8
 
 
@@ -72,22 +68,9 @@ FRAME_SIZES = {
 }
 
 AUDIO = {
-    "audioflamingo3": long_mel,
-    "fun_asr_nano": whole_frames,
-    "canary": frames,
-    "cohere_asr": frames,
-    "granite_speech": whole_frames,
-    "granite_speech_plus": whole_frames,
-    "moonshine": wave,
-    "moonshine_streaming": wave,
-    "nemo_speechlm": whole_frames,
-    "qwen2_audio": long_mel,
+    **dict.fromkeys(("audioflamingo3", "qwen2_audio", "voxtral", "whisper"), long_mel),
+    **dict.fromkeys(("fun_asr_nano", "granite_speech", "granite_speech_plus", "nemo_speechlm"), whole_frames),
+    **dict.fromkeys(("canary", "cohere_asr", "seamless_m4t", "seamless_m4t_v2", "speech_to_text"), frames),
+    **dict.fromkeys(("moonshine", "moonshine_streaming", "speech-encoder-decoder", "speecht5"), wave),
     "qwen3_asr": partial(mel, num_frames=100),
-    "seamless_m4t": frames,
-    "seamless_m4t_v2": frames,
-    "speech-encoder-decoder": wave,
-    "speech_to_text": frames,
-    "speecht5": wave,
-    "voxtral": long_mel,
-    "whisper": long_mel,
 }

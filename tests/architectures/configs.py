@@ -1,7 +1,5 @@
 """A tiny config of any model type: its defaults, shrunk field by field, and what a recipe says on top."""
 
-from __future__ import annotations
-
 import copy
 import re
 from typing import Any
@@ -115,10 +113,9 @@ class Shrinker:
         rope = {name: self._rope(value) if isinstance(value, dict) else value for name, value in rope.items()}
         if rope.get("mrope_section"):
             half = int(HEAD_DIM * rope.get("partial_rotary_factor", 1)) // 2
-            rest = half // len(rope["mrope_section"])
-            rope["mrope_section"] = [half - rest * (len(rope["mrope_section"]) - 1)] + [rest] * (
-                len(rope["mrope_section"]) - 1
-            )
+            others = len(rope["mrope_section"]) - 1
+            rest = half // (others + 1)
+            rope["mrope_section"] = [half - rest * others] + [rest] * others
         if "original_max_position_embeddings" in rope:
             rope["original_max_position_embeddings"] = 256
         return rope

@@ -4,8 +4,6 @@ Every row of an image or audio prompt has one image or recording, its placeholde
 placeholders there must be is what the model's own `get_image_features` or `get_audio_features` gives.
 """
 
-from __future__ import annotations
-
 import inspect
 
 import torch
@@ -16,14 +14,8 @@ from .media import image_inputs
 #: text tokens are drawn from here, clear of special tokens, which `configs.py` puts at the vocabulary's end
 FIRST_TEXT, LAST_TEXT = 3, 60
 WIDTH = 7
-IMAGE_NAMES = (
-    "image_token_id",
-    "image_token_index",
-    "image_token",
-    "im_patch_id",
-    "image_patch_id",
-    "video_token_index",
-)
+IMAGE_NAMES = ("image_token_id", "image_token_index", "image_token", "im_patch_id", "image_patch_id")
+IMAGE_NAMES += ("video_token_index",)
 AUDIO_NAMES = ("audio_token_id", "audio_token_index", "speech_token_index")
 BEGIN_NAMES = ("vision_start_token_id", "image_start_token_id")
 END_NAMES = ("vision_end_token_id", "image_end_token_id")

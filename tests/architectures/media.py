@@ -1,7 +1,5 @@
 """Random images in the shape that each model type takes."""
 
-from __future__ import annotations
-
 import inspect
 
 import torch
@@ -130,11 +128,9 @@ def strip(config, batch_size: int, generator) -> dict:
 
 def padded_patches(config, batch_size: int, generator) -> dict:
     patches = noise(generator, batch_size, SIDE**2, 3 * patch_size(vision_config(config)) ** 2)
-    return {
-        "pixel_values": patches,
-        "spatial_shapes": torch.tensor([[SIDE, SIDE]] * batch_size),
-        "pixel_attention_mask": torch.ones(batch_size, SIDE**2, dtype=torch.long),
-    }
+    sizes = {"spatial_shapes": torch.tensor([[SIDE, SIDE]] * batch_size)}
+    mask = torch.ones(batch_size, SIDE**2, dtype=torch.long)
+    return sizes | {"pixel_values": patches, "pixel_attention_mask": mask}
 
 
 def placed_patches(config, batch_size: int, generator, side: int = 6) -> dict:
@@ -170,35 +166,21 @@ def questioned(config, batch_size: int, generator) -> dict:
 
 
 IMAGES = {
+    **dict.fromkeys(("gemma4", "gemma4_unified"), placed_patches),
+    **dict.fromkeys(("idefics", "idefics2", "idefics3", "smolvlm"), tiles),
+    **dict.fromkeys(("instructblip", "instructblipvideo"), questioned),
+    **dict.fromkeys(("kimi_k25", "paddleocr_vl"), grid_of_squares),
+    **dict.fromkeys(("kosmos-2.5", "pix2struct"), numbered_patches),
+    **dict.fromkeys(("emu3", "lighton_ocr", "mistral3", "mistral_large4"), sized),
+    **dict.fromkeys(("llava_next", "llava_next_video", "llava_onevision"), sized_tiles),
+    **dict.fromkeys(("minicpm_ocr", "minicpmv4_6", "minicpmv4_7"), strip),
     "deepseek_vl_hybrid": two_resolutions,
     "florence2": large,
     "fuyu": row_of_patches,
-    "gemma4": placed_patches,
-    "gemma4_unified": placed_patches,
     "granite_docling": masked_tiles,
-    "idefics": tiles,
-    "idefics2": tiles,
-    "idefics3": tiles,
     "inkling2": grid_channels_last,
-    "instructblip": questioned,
-    "instructblipvideo": questioned,
-    "kimi_k25": grid_of_squares,
-    "kosmos-2.5": numbered_patches,
     "lfm2_vl": padded_patches,
-    "lighton_ocr": sized,
-    "emu3": sized,
-    "llava_next": sized_tiles,
-    "llava_next_video": sized_tiles,
-    "llava_onevision": sized_tiles,
-    "minicpm_ocr": strip,
-    "minicpmv4_6": strip,
-    "minicpmv4_7": strip,
-    "mistral3": sized,
-    "mistral_large4": sized,
     "mllama": cross_attended_tiles,
     "nemotron_h_omni": flat_grid,
-    "paddleocr_vl": grid_of_squares,
-    "pix2struct": numbered_patches,
-    "smolvlm": tiles,
     "video_llama_3": merged_grid,
 }

@@ -1,7 +1,5 @@
 """docs/supported-models.md, written from the results of each transformers version in docs/supported-models/."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path
@@ -56,18 +54,10 @@ def save(results: list[Result]) -> None:
     """This version's results, a line a type."""
     FOLDER.mkdir(exist_ok=True)
     order = list(MAPPINGS)
-    rows = [
-        {
-            "mapping": one.mapping,
-            "type": one.model_type,
-            "class": types_of(one.mapping)[one.model_type],
-            "outcome": one.outcome,
-            "message": one.message,
-            "notes": one.notes,
-            "trees": one.trees,
-        }
-        for one in sorted(results, key=lambda one: (order.index(one.mapping), one.model_type))
-    ]
+    rows = []
+    for one in sorted(results, key=lambda one: (order.index(one.mapping), one.model_type)):
+        row = {"mapping": one.mapping, "type": one.model_type, "class": types_of(one.mapping)[one.model_type]}
+        rows.append(row | {name: getattr(one, name) for name in ("outcome", "message", "notes", "trees")})
     head = {"transformers": transformers.__version__, "torch": torch.__version__}
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     path = FOLDER / f"{transformers.__version__}.json"
@@ -91,10 +81,9 @@ def render() -> str:
 
 
 def _totals(version: dict) -> str:
-    counts = {
-        mapping: Counter(one["outcome"] for one in version["results"] if one["mapping"] == mapping)
-        for mapping in MAPPINGS
-    }
+    counts = {mapping: Counter[str]() for mapping in MAPPINGS}
+    for one in version["results"]:
+        counts[one["mapping"]][one["outcome"]] += 1
     shown = [outcome for outcome in OUTCOMES if any(count[outcome] for count in counts.values())]
     lines = [
         f"| transformers {version['transformers']} | types | " + " | ".join(OUTCOMES[one] for one in shown) + " |",
@@ -107,9 +96,7 @@ def _totals(version: dict) -> str:
 
 def _table(mapping: str, newest: dict, older: list[dict]) -> str:
     lines = [f"## {TITLES[mapping]}", "", "| type | class | result | trees | |", "|---|---|---|---|---|"]
-    before = [
-        {one["type"]: one["outcome"] for one in version["results"] if one["mapping"] == mapping} for version in older
-    ]
+    before = [{row["type"]: row["outcome"] for row in one["results"] if row["mapping"] == mapping} for one in older]
     for one in newest["results"]:
         if one["mapping"] != mapping:
             continue
@@ -129,6 +116,5 @@ def _table(mapping: str, newest: dict, older: list[dict]) -> str:
 
 def _short(message: str) -> str:
     """A message without its way out, which is the same for all."""
-    return (
-        message.split(": pass `draft_model=None`")[0].split(", or pass `draft_model=None`")[0].removeprefix("`model`: ")
-    )
+    short = message.split(": pass `draft_model=None`")[0].split(", or pass `draft_model=None`")[0]
+    return short.removeprefix("`model`: ")

@@ -1,7 +1,5 @@
 """Examines many types, each in a process of its own with limits on time and memory."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import resource

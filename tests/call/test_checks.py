@@ -4,23 +4,16 @@ import warnings
 
 import pytest
 import torch
-from transformers import (
-    CompileConfig,
-    DynamicCache,
-    GenerationConfig,
-    PreTrainedTokenizerBase,
-    StaticCache,
-    StoppingCriteria,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+import transformers as hf
+from transformers import CompileConfig, DynamicCache, GenerationConfig, StaticCache, StoppingCriteria
 
 import hf_speculative as hs
 from hf_speculative import Rule, SpeculativeConfig, Verdict
+from hf_speculative.call.configuration import as_keywords
 from hf_speculative.call.statistics import Statistics
 from hf_speculative.schedules import Constant
 from hf_speculative.types import Costs
-from tests.support import tiny
+from tests.support import tiny, tongues
 from tests.support.execution import fix_costs
 
 
@@ -52,28 +45,19 @@ WITH_DRAFT = {
     "lookbehind": ({"assistant_lookbehind": 5}, "assistant_lookbehind.*no effect"),
     "prompt lookup, too": ({"prompt_lookup_num_tokens": 3}, "`draft_model` and `prompt_lookup_num_tokens`"),
     "custom_generate": ({"custom_generate": lambda *a, **k: None}, "custom_generate"),
-    "generator, greedy": (
-        {"speculative_config": SpeculativeConfig(generator=torch.Generator())},
-        "`generator` has no effect on greedy",
-    ),
+    "generator, greedy": ({"generator": torch.Generator()}, "`generator` has no effect on greedy"),
     "offloaded cache": ({"cache_implementation": "offloaded"}, "cache_implementation='offloaded'"),
     "quantised cache": ({"cache_implementation": "quantized"}, "cache_implementation='quantized'"),
     "healing without a tokenizer": ({"token_healing": True}, "token_healing=True.*pass `tokenizer=`"),
     # An end token would stand in for the padding.
-    "no padding token": (
-        {"eos_token_id": None, "pad_token_id": None, "stopping_criteria": [Never()]},
-        "pass `pad_token_id=",
-    ),
-    "lossy rule": ({"speculative_config": SpeculativeConfig(rule=Lossy())}, "Lossy .*allow_lossy"),
+    "no padding": ({"eos_token_id": None, "pad_token_id": None, "stopping_criteria": [Never()]}, "pass `pad_token_id="),
+    "lossy rule": ({"rule": Lossy()}, "Lossy .*allow_lossy"),
     "two drafters": ({"draft_model": [hs.Drafter(), hs.Drafter()]}, "`draft_model` lists 2 models"),
     "rule and reproducible": (
         {"reproducible": True, "do_sample": True, "speculative_config": SpeculativeConfig(rule="block")},
         "reproducible=True.*SampledVerification, and yours is BlockVerification",
     ),
-    "schedule and length": (
-        {"num_draft_tokens": 3, "speculative_config": SpeculativeConfig(schedule=Constant(2))},
-        "num_draft_tokens.*no effect beside",
-    ),
+    "schedule and length": ({"num_draft_tokens": 3, "schedule": Constant(2)}, "num_draft_tokens.*no effect beside"),
     "draft of another kind": ({"draft_model": torch.nn.Linear(2, 2)}, "`draft_model` is of type Linear"),
     "ids with a fraction": ({"input_ids": IDS + 0.6}, "`input_ids` is of type torch.float32"),
     "no rows": ({"input_ids": IDS[:0], "attention_mask": MASK[:0]}, r"shape \(0, 4\), an empty batch"),
@@ -88,7 +72,7 @@ WITH_DRAFT = {
         {"generation_config": GenerationConfig(prompt_lookup_num_tokens=3)},
         "`draft_model` and `prompt_lookup_num_tokens`",
     ),
-    "assistant_tokenizer alone": ({"assistant_tokenizer": PreTrainedTokenizerBase()}, "needs `tokenizer`: give both"),
+    "assistant_tokenizer alone": ({"assistant_tokenizer": tongues.characters("a")}, "needs `tokenizer`: give both"),
     "compile": ({"compile_config": CompileConfig()}, "compile_config"),
     "stop strings": ({"stop_strings": ["x"]}, "pass `tokenizer=`"),
 }
@@ -99,9 +83,8 @@ def test_a_call_with_a_draft(target, draft, name):
     kwargs, message = WITH_DRAFT[name]
     error = TypeError if "is of type" in message else ValueError
     call = {"input_ids": IDS, "attention_mask": MASK, "draft_model": draft, "max_new_tokens": 4, "pad_token_id": 0}
-    with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message):
-        hs.generate(target, **call | kwargs)
-    assert not forwards.lengths, "refused before the first forward"
+    with tiny.refused(target, message, error):
+        hs.generate(target, **as_keywords(call | kwargs))
 
 
 @pytest.mark.parametrize(
@@ -116,9 +99,8 @@ def test_a_call_with_a_draft(target, draft, name):
 )
 def test_ids_that_are_no_tensor(target, draft, ids, message):
     for settings in ({}, {"draft_model": draft}):
-        with tiny.CountForwards(target) as forwards, pytest.raises(TypeError, match=message):
+        with tiny.refused(target, message, TypeError):
             hs.generate(target, ids, max_new_tokens=2, **settings)
-        assert not forwards.lengths
 
 
 def test_two_drafts(target, draft, unrelated):
@@ -129,18 +111,11 @@ def test_two_drafts(target, draft, unrelated):
 
 def test_caches_that_cannot_be_continued(target, draft):
     turn = target.generate(IDS[1:], max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
+    short = {"draft_model": draft, "max_new_tokens": 2}
     with pytest.raises(ValueError, match="pass the whole sequence"):
-        hs.generate(
-            target, turn.sequences[:, :5], past_key_values=turn.past_key_values, draft_model=draft, max_new_tokens=2
-        )
+        hs.generate(target, turn.sequences[:, :5], past_key_values=turn.past_key_values, **short)
     with pytest.raises(ValueError, match=r"StaticCache.*DynamicCache"):
-        hs.generate(
-            target,
-            IDS,
-            past_key_values=StaticCache(target.config, max_cache_len=64),
-            draft_model=draft,
-            max_new_tokens=2,
-        )
+        hs.generate(target, IDS, past_key_values=StaticCache(target.config, max_cache_len=64), **short)
     empty = DynamicCache(config=target.config)
     out = hs.generate(target, IDS[1:], past_key_values=empty, draft_model=draft, max_new_tokens=6)
     assert empty.get_seq_length() == out.shape[1] - 1, "a cache the user gave is filled"
@@ -154,7 +129,7 @@ def test_a_config_with_two_draft_lengths():
 def test_a_draft_of_another_vocabulary(target):
     """Padding explains a few entries; more need the tokenizers of both, and so does a draft of another kind of model."""
     sizes = {"num_hidden_layers": 1, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_heads": 4, "decoder_start_token_id": 0}
-    t5 = T5ForConditionalGeneration(T5Config(vocab_size=tiny.VOCAB, **sizes)).eval()
+    t5 = hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=tiny.VOCAB, **sizes)).eval()
     drafts = {
         "LlamaForCausalLM has a vocabulary of 300 entries and the target one of 61": tiny.llama(vocab_size=300),
         "T5ForConditionalGeneration is an encoder-decoder model and the target is not": t5,
@@ -162,12 +137,9 @@ def test_a_draft_of_another_vocabulary(target):
     for message, draft in drafts.items():
         answer = hs.check(target, draft)
         assert not answer and message in answer.reason
-        with (
-            tiny.CountForwards(target) as forwards,
-            pytest.raises(ValueError, match=f"`draft_model`: {message}") as error,
-        ):
+        with tiny.refused(target, f"`draft_model`: {message}") as error:
             hs.generate(target, IDS, draft_model=draft, max_new_tokens=2, pad_token_id=0)
-        assert not forwards.lengths and "tokenizer=` and `assistant_tokenizer=`" in str(error.value)
+        assert "tokenizer=` and `assistant_tokenizer=`" in str(error.value)
     assert hs.check(target, tiny.llama(vocab_size=64, layers=1))
 
 

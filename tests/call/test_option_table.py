@@ -66,9 +66,8 @@ def places(option, value):
 def refused(target, error, words, make, **kwargs):
     """Refused before the first forward, by a message that matches."""
     inputs = tiny.prompts(1) | {"max_new_tokens": 2, "pad_token_id": 0}
-    with tiny.CountForwards(target) as forwards, pytest.raises(error, match=words):
+    with tiny.refused(target, words, error):
         hs.generate(target, **inputs | kwargs | make())
-    assert not forwards.lengths
 
 
 @BY_NAME
@@ -133,9 +132,8 @@ def test_an_option_without_a_draft(target, option):
 def test_a_misspelt_option(target, draft, name):
     slip = f"{name}z"
     if name in IN_CALL:
-        refused(
-            target, TypeError, f"`{slip}` is no option: did you mean `{name}`", lambda: {slip: 1}, draft_model=draft
-        )
+        words = f"`{slip}` is no option: did you mean `{name}`"
+        refused(target, TypeError, words, lambda: {slip: 1}, draft_model=draft)
     else:
         words = rf"`{name}` is a setting: give `speculative_config=.*SpeculativeConfig\({name}="
         refused(target, TypeError, words, lambda: {name: None}, draft_model=draft)
@@ -172,6 +170,5 @@ def test_every_option_is_explained():
     assert options_page.PAGE.read_text() == options_page.render(), "stale: `python -m tests.support.options_page`"
     for option in OPTIONS:
         for thing, place in ((hs.generate, CALL), (SpeculativeConfig, CONFIG)):
-            assert bool(re.search(rf"    {option.name}\b.*: {re.escape(option.help)}", thing.__doc__)) == (
-                place in option.places
-            )
+            is_told = re.search(rf"    {option.name}\b.*: {re.escape(option.help)}", thing.__doc__) is not None
+            assert is_told == (place in option.places)

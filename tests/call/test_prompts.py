@@ -29,9 +29,8 @@ SETTINGS = {
 def test_settings_are_refused_at_once(target, draft, name):
     given, error, message = SETTINGS[name]
     kwargs = {"prompts": [[1, 2], [3]], "max_new_tokens": 4, "draft_model": draft} | given
-    with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message):
+    with tiny.refused(target, message, error):
         hs.generate_batches(target, **kwargs)
-    assert not forwards.lengths
 
 
 @pytest.mark.parametrize(("name", "value"), [("num_return_sequences", 2), ("max_time", 0.1), ("token_healing", True)])
@@ -66,6 +65,5 @@ def test_ids_that_an_encoder_does_not_know():
 @pytest.mark.parametrize("name", BAD_PROMPTS)
 def test_prompts_are_refused_before_the_first_forward(target, draft, name):
     prompt, error, message = BAD_PROMPTS[name]
-    with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message):
+    with tiny.refused(target, message, error):
         list(hs.generate_batches(target, [[1, 2], prompt], draft_model=draft, max_new_tokens=4))
-    assert not forwards.lengths

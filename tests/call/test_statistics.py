@@ -41,17 +41,9 @@ def test_counts_by_hand():
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("schedule", ["constant", "heuristic"])
 def test_accepted_plus_rounds_is_new_tokens(target, draft, batch_size, schedule):
-    inputs = tiny.prompts(batch_size)
-    out = hs.generate(
-        target,
-        **inputs,
-        draft_model=draft,
-        num_assistant_tokens_schedule=schedule,
-        max_new_tokens=30,
-        eos_token_id=[4, 9],
-        pad_token_id=0,
-        return_dict_in_generate=True,
-    )
+    settings = {"max_new_tokens": 30, "eos_token_id": [4, 9], "pad_token_id": 0, "return_dict_in_generate": True}
+    drafts = {"draft_model": draft, "num_assistant_tokens_schedule": schedule}
+    out = hs.generate(target, **tiny.prompts(batch_size), **settings, **drafts)
     stats = out.statistics
     for row, counts in enumerate(stats.rows):
         new = out.sequences[row, 7:].tolist()

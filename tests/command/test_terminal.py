@@ -59,13 +59,9 @@ for args in {commands}:
 
 def test_what_is_not_there_is_said_before_torch_is_imported(tmp_path):
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
-    result = subprocess.run(
-        [sys.executable, "-c", REFUSED.format(commands=[*WRONG.values()])],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(names.__file__).parents[1]}", "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-    )
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(names.__file__).parents[1]}", "COLUMNS": "200"}
+    command = [sys.executable, "-c", REFUSED.format(commands=[*WRONG.values()])]
+    result = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert result.returncode == 0 and "Traceback" not in result.stderr, result.stderr
     said = [part.split("\n", 1) for part in result.stderr.split("\n# ")[1:]]
     assert [name for name, _ in said] == [args[-1] for args in WRONG.values()]

@@ -10,13 +10,12 @@ from hf_speculative.call.sources import source_of
 from hf_speculative.compatibility import running
 from hf_speculative.compatibility.advice import Advice
 from hf_speculative.compatibility.running import candidates, decodings, of_draft, short_evaluation
-from hf_speculative.measuring import decoder
 from hf_speculative.measuring.drafts import NamedDraft
 from hf_speculative.measuring.settings import Setting
 from hf_speculative.models.model_state import kept_with
 from tests.architectures.check import build
 from tests.support import tied
-from tests.support.evaluations import handmade
+from tests.support.evaluations import handmade, watch_calls
 
 PROMPTS = [[5, 6, 7, 8], [9, 8, 7], [3, 4]]
 GREEDY = Setting(draft_model="draft", num_draft_tokens=3)
@@ -66,14 +65,13 @@ def test_time_is_bounded(target, twin, monkeypatch):
 
 
 def test_what_cannot_run_says_why_and_the_others_go_on(target, twin, monkeypatch):
-    decode, broken = decoder.Decoder.decode, Setting(draft_model="draft", num_draft_tokens=2)
+    broken = Setting(draft_model="draft", num_draft_tokens=2)
 
-    def failing(self, setting, *args):
+    def fail(setting, *args):
         if setting == broken:
             raise RuntimeError("out of memory")
-        return decode(self, setting, *args)
 
-    monkeypatch.setattr(decoder.Decoder, "decode", failing)
+    watch_calls(monkeypatch, fail)
     found = tried(target, twin, [GREEDY, broken])
     assert [failure.message for failure in found.failures] == ["RuntimeError: out of memory"]
     assert found.totals(GREEDY).num_identical == 4 and found.is_complete

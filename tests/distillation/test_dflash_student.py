@@ -1,7 +1,6 @@
 """DFlash blocks in training: all of them in one pass are what each is in use."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +11,9 @@ from hf_speculative.distillation.dflash_student import BlocksAtAnchors, DFlashSt
 from hf_speculative.distillation.sampling_params import SamplingParams
 from hf_speculative.distillation.teacher import Teacher
 from hf_speculative.heads import load_head
-from tests.support import blocks, lessons, tiny
+from tests.support import blocks, heads, lessons, tiny
 from tests.support.execution import have_equal_weights
 
-FIXTURES = Path(__file__).parents[1] / "heads" / "fixtures"
 #: kinds of heads that have nothing to correct their logits by
 TRAINED = [kind for kind, (_, parts, _) in blocks.KINDS.items() if not {"selector", "markov"} & set(parts)]
 
@@ -45,11 +43,11 @@ def new_student(target, kind="dflash", vocab_size=tiny.VOCAB, num_draft_tokens=3
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["dflash_zlab", "dflash_jetspec_causal"])
 def test_the_original_implementations_outputs(name):
-    expected = load_file(FIXTURES / name / "expected.safetensors")
+    expected = load_file(heads.FIXTURES / name / "expected.safetensors")
     embed = nn.Embedding.from_pretrained(expected["target_embed_tokens.weight"])
     ids = torch.cat([expected[f"round{i}_block_ids"] for i in range(2)], 1)
     anchors = torch.tensor([[6, 9]])
-    found = BlocksAtAnchors(load_head(FIXTURES / name))(embed(ids), expected["context_hidden"], anchors, anchors)
+    found = BlocksAtAnchors(load_head(heads.FIXTURES / name))(embed(ids), expected["context_hidden"], anchors, anchors)
     for i in range(2):
         torch.testing.assert_close(found["hidden"][:, i], expected[f"round{i}_hidden"][:, 1:], rtol=0, atol=1e-5)
 

@@ -1,7 +1,5 @@
 """EAGLE-3 heads in training: the training-time test against speculators' own, and the vocabulary that is drafted."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -10,10 +8,10 @@ from torch.nn import functional
 from hf_speculative.distillation.eagle3_student import Eagle3Student, TrainingTimeTest, layers_read, new_head
 from hf_speculative.distillation.head_student import most_frequent
 from hf_speculative.heads import load_head
-from tests.support import lessons, tiny
+from tests.support import heads, lessons, tiny
 from tests.support.execution import have_equal_weights
 
-FIXTURES = sorted((Path(__file__).parents[1] / "heads" / "fixtures").glob("eagle3_speculators_*"))
+FIXTURES = sorted(heads.FIXTURES.glob("eagle3_speculators_*"))
 
 
 @pytest.mark.parametrize("folder", FIXTURES, ids=lambda folder: folder.name)

@@ -1,7 +1,5 @@
 """Heads of the DFlash family: what they propose, in whatever layout they come, and that what is written stays the target's."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -11,13 +9,11 @@ import hf_speculative as hs
 from hf_speculative.drafting import DFlash, DynamicTreeDrafter
 from hf_speculative.heads import load_head
 from hf_speculative.types import Batch
-from tests.support import blocks, distributions, tiny
+from tests.support import blocks, distributions, heads, tiny
 from tests.support.cases import slow_but
 from tests.support.compared import compare_drafts
 from tests.support.plain import plain as plain_tokens
 from tests.support.plain import reproduces_plain, same_as_plain, takes_lanes
-
-FIXTURES = Path(__file__).parents[1] / "heads" / "fixtures"
 
 
 class Target:
@@ -44,9 +40,9 @@ class Target:
 @pytest.mark.parametrize("name", ["dflash_zlab", "dflash_jetspec_causal", "dflash2_zlab"])
 def test_the_original_implementations_outputs(name):
     """States and logits of both rounds of each fixture, in one batch of unequal rows; DFlash 2's greedy selection."""
-    expected = load_file(FIXTURES / name / "expected.safetensors")
+    expected = load_file(heads.FIXTURES / name / "expected.safetensors")
     target = Target(expected)
-    drafter = DFlash(load_head(FIXTURES / name), target)
+    drafter = DFlash(load_head(heads.FIXTURES / name), target)
     drafter.follow(target)
     ends, blocks_ids = (6, 9), [expected[f"round{i}_block_ids"][0] for i in range(2)]
     rows = [[1] * end + [ids[0].item()] for end, ids in zip(ends, blocks_ids, strict=True)]

@@ -101,9 +101,8 @@ SEVERAL = {"input_ids": tiny.prompts(3)["input_ids"]}
 )
 def test_guesses_join_a_draft_for_one_text_by_themselves(call, is_joined):
     target, draft = tiny.llama(), tiny.llama()
-    options = read_options(
-        target, ONE | {"draft_model": draft} | call, None, SpeculativeConfig(), lambda draft, _: draft
-    )
+    given = ONE | {"draft_model": draft} | call
+    options = read_options(target, given, None, SpeculativeConfig(), lambda draft, _: draft)
     guesses = options.source.parts and options.source.parts[0].method
     assert guesses == ("auto" if is_joined else None)
 

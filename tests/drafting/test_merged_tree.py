@@ -8,13 +8,13 @@ from hf_speculative import SpeculativeConfig
 from hf_speculative.drafting import DraftModel, DynamicTreeDrafter, HybridDrafter, PromptSuffix, Recycling, TreeDrafter
 from hf_speculative.drafting.merged_tree import MergedTree
 from hf_speculative.drafting.nodes import united
-from hf_speculative.drafting.proposers import Proposer
 from hf_speculative.models import RaggedModel
 from hf_speculative.schedules import Adaptive, Constant, Costs, HybridSchedule
 from hf_speculative.types import Nodes
 from tests.support import distributions, tiny, trees
 from tests.support.cases import slow_but
 from tests.support.compared import compared_model
+from tests.support.drafters import Knowing
 from tests.support.plain import reproduces_plain, same_as_plain, takes_lanes
 
 
@@ -93,17 +93,10 @@ def test_rows_that_wait_and_sampling(schedule):
     assert beams.num_kept > 0
 
 
-class Fixed(Proposer):
-    """After a token its neighbours, the first always likelier than the second."""
-
-    def place_after(self, lane, text):
-        return text[-1]
-
-    def children(self, place):
-        return [(n, (place + n) % distributions.VOCAB, (place + n) % distributions.VOCAB) for n in (1, 2)]
-
-    def prior(self, kind):
-        return 0.5 / kind
+#: after a token its neighbours, the first always likelier than the second
+NEIGHBOURS = {
+    token: {(token + n) % distributions.VOCAB: 0.5 / n for n in (1, 2)} for token in range(distributions.VOCAB)
+}
 
 
 @pytest.mark.slow
@@ -114,7 +107,7 @@ def test_sampled_text_keeps_its_distribution(rule, monkeypatch):
     monkeypatch.setattr(DynamicTreeDrafter, "branches_with", lambda self, sampler: True)
     monkeypatch.setattr(MergedTree, "judge", lambda self, paths: None)
     beams = DynamicTreeDrafter(DraftModel(RaggedModel(tiny.noisy_copy(target, noise=0.4, seed=5))), top_k=2, depth=2)
-    guesses = TreeDrafter([Fixed()])
+    guesses = TreeDrafter([Knowing(NEIGHBOURS)])
     guesses.chances.add = lambda row, kind, is_right: None
     config = SpeculativeConfig(rule=rule, schedule=never_alone(Constant(3)))
     drafts = {"draft_model": HybridDrafter(guesses, beams), "speculative_config": config}

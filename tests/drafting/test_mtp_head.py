@@ -1,7 +1,5 @@
 """speculators' MTP heads: one layer, used again for each further token of a draft."""
 
-import math
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -10,6 +8,7 @@ import hf_speculative as hs
 from hf_speculative.drafting import RecursiveMtp
 from hf_speculative.heads import load_head, write_head
 from tests.support import distributions, heads, tied, tiny
+from tests.support.blocks import PlainLayers
 from tests.support.compared import compare_drafts
 from tests.support.plain import plain, reproduces_plain, same_as_plain
 
@@ -25,34 +24,17 @@ def make_target(**config):
 def plain_logits(folder, target, text, drafted):
     """After each of `drafted`, one more pass over the whole text: `(steps, vocab)`."""
     tensors = {name.removeprefix("mtp_layers.0."): w for name, w in load_file(folder / "model.safetensors").items()}
-
-    def norm(x, name):
-        return x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * tensors[f"{name}.weight"]
-
-    def linear(x, name):
-        return x @ tensors[f"{name}.weight"].T
-
-    def rotated(x):
-        angles = torch.arange(len(x))[:, None, None] * 10000.0 ** (-torch.arange(4) / 4)
-        one, other = x[..., :4], x[..., 4:]
-        return torch.cat([one * angles.cos() - other * angles.sin(), other * angles.cos() + one * angles.sin()], -1)
-
+    layer = PlainLayers(tensors, head_dim=8)
     states = target(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states[-1][0]
     tokens, out, n = [*text, *drafted], [], len(text) - 1
     for ahead in range(len(drafted) + 1):
         embedded = target.get_input_embeddings().weight[tokens[1 + ahead : 1 + ahead + n]]
-        both = torch.cat([norm(embedded, "token_layernorm"), norm(states, "hidden_layernorm")], -1)
-        x = linear(both, "input_proj")
-        y = norm(x, "input_layernorm")
-        q, k, v = (linear(y, f"self_attn.{part}_proj").view(n, -1, 8) for part in "qkv")
-        q, k = rotated(norm(q, "self_attn.q_norm")), rotated(norm(k, "self_attn.k_norm"))
-        scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(2, 1)) / math.sqrt(8)
-        weights = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf).softmax(-1)
-        attended = torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(2, 1)).reshape(n, -1)
-        x = x + linear(attended, "self_attn.o_proj")
-        y = norm(x, "post_attention_layernorm")
-        gated = torch.nn.functional.silu(linear(y, "mlp.gate_proj")) * linear(y, "mlp.up_proj")
-        states = norm(x + linear(gated, "mlp.down_proj"), "final_layernorm")
+        both = [layer.norm(embedded, "token_layernorm"), layer.norm(states, "hidden_layernorm")]
+        x = layer.linear(torch.cat(both, -1), "input_proj")
+        y = layer.norm(x, "input_layernorm")
+        x = x + layer.attention("self_attn", y, y, torch.ones(n, n).tril().bool())
+        x = x + layer.mlp("mlp", layer.norm(x, "post_attention_layernorm"))
+        states = layer.norm(x, "final_layernorm")
         out.append(target.get_output_embeddings().weight @ states[-1])
     return torch.stack(out)
 

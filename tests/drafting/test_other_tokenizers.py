@@ -27,13 +27,7 @@ TINY = tiny.llama(vocab_size=len(SMALL) + 12)
 
 #: target, its tokenizer, draft, its tokenizer, the least that must be accepted by intersection and by strings
 PAIRS = {
-    "other ids, padded": (
-        TARGET,
-        TOKENIZER,
-        tongues.moved(DRAFT, TOKENIZER, OTHER, vocab_size=4200),
-        OTHER,
-        (0.3, 0.3),
-    ),
+    "other ids": (TARGET, TOKENIZER, tongues.moved(DRAFT, TOKENIZER, OTHER, vocab_size=4200), OTHER, (0.3, 0.3)),
     "metaspace draft, BOS": (TARGET, TOKENIZER, tongues.moved(DRAFT, TOKENIZER, SPACED), SPACED, (0.3, 0.2)),
     "metaspace target": (tongues.moved(TARGET, TOKENIZER, UNSPACED), UNSPACED, DRAFT, TOKENIZER, (0.3, 0.2)),
     "random bytes": (TINY, SMALL, tongues.moved(tiny.noisy_copy(TINY), SMALL, BIG), BIG, (0.2, 0.0)),

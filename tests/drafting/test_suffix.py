@@ -61,16 +61,6 @@ def test_refill_equals_plain_and_learns_from_rows_that_are_done(target):
     assert second < first / 2 and stats.num_accepted_draft_tokens > 0
 
 
-@pytest.mark.parametrize("num_return_sequences", [1, 3])
-def test_reproducible_sampling_equals_plain(target, num_return_sequences):
-    store, num_accepted = SuffixStore(), 0
-    for seed in range(6):
-        call = tiny.prompts(2, width=12, seed=seed % 2) | {"do_sample": True, "temperature": 0.2, "pad_token_id": 0}
-        call |= {"max_new_tokens": 20, "num_return_sequences": num_return_sequences}
-        num_accepted += agrees(target, call, seed, **config_of(store)).num_accepted_draft_tokens
-    assert num_accepted > 0
-
-
 SAMPLER = type("Sampler", (), {"vocab_size": tiny.VOCAB})
 
 
@@ -151,7 +141,6 @@ def test_a_corpus(target, tmp_path, kind):
 )
 def test_settings_of_the_method(target, settings, error, message):
     tokenizer = {"tokenizer": tongues.characters("abc")} if settings.get("corpus") == "nowhere.txt" else {}
-    with tiny.CountForwards(target) as forwards, pytest.raises(error, match=message):
-        call = tiny.prompts(1) | {"max_new_tokens": 3, "draft_model": "suffix"} | tokenizer
+    call = tiny.prompts(1) | {"max_new_tokens": 3, "draft_model": "suffix"} | tokenizer
+    with tiny.refused(target, message, error):
         hs.generate(target, **as_keywords(call | settings))
-    assert not forwards.lengths

@@ -143,9 +143,8 @@ def test_a_store_of_another_tokenizer(saved, target):
         SuffixStore.load(saved.parent / "nowhere")
     store, token = SuffixStore(), tiny.VOCAB + 5
     store.add([token, 3])
-    with tiny.CountForwards(target) as forwards, pytest.raises(ValueError, match=f"token {token}.* has {tiny.VOCAB}"):
+    with tiny.refused(target, f"token {token}.* has {tiny.VOCAB}"):
         hs.generate(target, **tiny.prompts(1), max_new_tokens=4, draft_model=suffix_drafter(store))
-    assert not forwards.lengths
     # Ids may all be small: the first model decides, also of a store that was saved.
     store = SuffixStore()
     store.check_vocabulary(50_000)

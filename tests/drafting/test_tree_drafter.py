@@ -7,34 +7,19 @@ from transformers import AutoModelForCausalLM
 
 import hf_speculative as hs
 from hf_speculative.call.sources import source_of
-from hf_speculative.drafting import CorpusSuffix, PromptSuffix, Proposer, Recycling, SuffixStore, TreeDrafter
+from hf_speculative.drafting import CorpusSuffix, PromptSuffix, Recycling, SuffixStore, TreeDrafter
 from hf_speculative.drafting.mtp import MtpSource
 from hf_speculative.schedules import BestNodes, Constant, Costs
 from tests.architectures.check import build
 from tests.support import distributions, tiny
 from tests.support.cases import slow_but
+from tests.support.drafters import Knowing
 from tests.support.plain import agrees, takes_lanes
 
 SAMPLER = type("Sampler", (), {"vocab_size": 10})
 #: a pass over many columns costs as much as one over one
 FREE = Costs(0.0, 1e-8)
 DEAR = Costs(0.0, 2.0)
-
-
-class Fixed(Proposer):
-    """Knows what follows a token, and how likely."""
-
-    def __init__(self, following):
-        self.following = following
-
-    def place_after(self, lane, text):
-        return text[-1]
-
-    def children(self, place):
-        return [(chance, token, token) for token, chance in self.following.get(place, {}).items()]
-
-    def prior(self, kind):
-        return kind
 
 
 def grown(*proposers, num_nodes=4, may_branch=True, text=(1,), max_depth=6, schedule=None):
@@ -62,14 +47,14 @@ FOLLOWING = {1: {2: 0.6, 3: 0.3, 4: 0.05}, 2: {5: 0.7, 12: 0.9}, 3: {6: 0.9}, 5:
     ],
 )
 def test_the_likeliest_nodes_grow_first(settings, tokens, parents):
-    _, draft, _ = grown(Fixed(FOLLOWING), **settings)
+    _, draft, _ = grown(Knowing(FOLLOWING), **settings)
     assert draft.tokens.tolist() == [tokens] and draft.probs is None and draft.num_tokens.tolist() == [len(tokens)]
     assert (None if draft.parents is None else draft.parents.tolist()) == (parents and [parents])
 
 
 def test_chances_are_learned_from_all_that_was_guessed():
     """Also from what was not proposed, so that nothing has to be tried; a row's own share counts for more."""
-    drafter, draft, batch = grown(Fixed(FOLLOWING), schedule=BestNodes(8, costs=DEAR))
+    drafter, draft, batch = grown(Knowing(FOLLOWING), schedule=BestNodes(8, costs=DEAR))
     assert draft.width == 0 and drafter.chances.of(0, (0.3, None)) == pytest.approx(0.3)
     batch.put(torch.tensor([[3]]))
     batch.append(hs.Draft.empty(batch), hs.Verdict(torch.tensor([0]), torch.tensor([3])))
@@ -100,7 +85,8 @@ GUESSERS = {
 
 
 @pytest.mark.parametrize(
-    "mode", slow_but(["greedy", "reproducible", "windows", "penalties", "prompts repeated"], "reproducible", "windows")
+    "mode",
+    slow_but(["greedy", "reproducible", "windows", "penalties", "prompts repeated"], "prompts repeated", "windows"),
 )
 @pytest.mark.parametrize("proposers", GUESSERS)
 def test_calls_give_plain_tokens(proposers, mode):

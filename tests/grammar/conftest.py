@@ -1,23 +1,16 @@
 import pytest
 
-import hf_speculative as hs
 
-
-@pytest.fixture(scope="session")
-def pair():
-    return hs.embedded_pair()
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def target(pair):
     return pair[0]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def draft(pair):
     return pair[1]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tokenizer(pair):
     return pair[2]

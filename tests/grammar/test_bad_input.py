@@ -43,9 +43,8 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_grammars(target, tokenizer, name, draft_model):
     value, words = BAD[name]
-    with tiny.CountForwards(target) as forwards, pytest.raises(ValueError, match=f"(?s)`grammar.*{words}"):
+    with tiny.refused(target, f"(?s)`grammar.*{words}"):
         hs.generate(target, **call_of(tokenizer, 1, value), draft_model=draft_model)
-    assert not forwards.lengths
 
 
 @pytest.mark.parametrize("pattern", ["((a{1,1000}){1,1000}){1,1000}", "(.*a.{400}b)"])

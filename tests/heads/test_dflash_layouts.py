@@ -13,6 +13,7 @@ from hf_speculative.heads import layout_of, load_head, write_head
 from hf_speculative.heads.dflash import Block, DFlashHead
 from hf_speculative.models.loading import load_model
 from tests.support import blocks, heads, tiny
+from tests.support.execution import have_equal_weights
 from tests.support.plain import same_as_plain
 
 
@@ -61,8 +62,7 @@ def test_what_is_saved_loads_again(kind, write, tmp_path, pairs):
     head.save_pretrained(tmp_path / "saved")
     again = load_model(tmp_path / "saved")
     assert type(again) is type(head) and Block.of(again.config) == Block.of(head.config)
-    ours, theirs = head.state_dict(), again.state_dict()
-    assert ours.keys() == theirs.keys() and all(tensor.equal(theirs[name]) for name, tensor in ours.items())
+    assert have_equal_weights(again, head.state_dict())
     same_as_plain(pairs[False][0], tiny.prompts(2), {"max_new_tokens": 8}, draft_model=again)
 
 

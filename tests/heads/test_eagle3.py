@@ -8,6 +8,8 @@ from hf_speculative.heads.eagle3 import Eagle3Model
 from hf_speculative.heads.eagle3_config import Eagle3Config
 from tests.support import heads, tiny
 
+PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+
 
 @pytest.mark.parametrize(
     "fields, message",
@@ -15,12 +17,7 @@ from tests.support import heads, tiny
         ({"norm_before_fc": True, "fc_norm": True}, "`norm_before_fc` and `fc_norm` are both true"),
         ({"transformer_layer_config": {"model_type": "gpt2"}}, "`transformer_layer_config.model_type='gpt2'`"),
         (
-            {
-                "transformer_layer_config": {
-                    "model_type": "llama",
-                    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
-                }
-            },
+            {"transformer_layer_config": {"model_type": "llama", "rope_parameters": PARTIAL}},
             "`partial_rotary_factor=0.5`",
         ),
         ({"speculators_model_type": "peagle"}, "needs `mask_token_id`"),

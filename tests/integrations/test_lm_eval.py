@@ -35,11 +35,6 @@ ROWS = [
 DOCUMENTS = [dict(zip(("text", "goal", "choices", "label"), row, strict=True)) for row in ROWS]
 
 
-@pytest.fixture(scope="module")
-def pair():
-    return hs.embedded_pair()
-
-
 @pytest.fixture(autouse=True)
 def no_inventory(monkeypatch):
     """lm-eval would list the machine's packages at the end of each evaluation, for seconds."""

@@ -11,15 +11,8 @@ import pytest
 import torch
 from ray_predictor import COLUMNS, SpeculativePredictor
 
-import hf_speculative as hs
-
 ROOT = Path(__file__).parents[2]
 PROMPTS = ["import os\n", "def main():\n", "class A:\n", "x = [1, 2,", "return ", "for i in", "import sys\n", "print("]
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return hs.embedded_pair()
 
 
 def column(values) -> np.ndarray:

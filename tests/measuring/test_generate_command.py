@@ -8,14 +8,14 @@ import pytest
 
 from hf_speculative import embedded_pair
 from hf_speculative.embedded import DEMO_PROMPTS
-from hf_speculative.measuring import Setting, calls, decoder
+from hf_speculative.measuring import Setting, calls
 from hf_speculative.measuring.commands import prompts
 from hf_speculative.measuring.comparison import Texts
 from hf_speculative.measuring.drafts import NamedDraft
 from tests.architectures.check import build
 from tests.support import tongues
 from tests.support.command import run_command
-from tests.support.evaluations import kill_after
+from tests.support.evaluations import kill_after, watch_calls
 
 
 @pytest.fixture
@@ -81,13 +81,8 @@ def test_text_is_streamed_a_round_at_a_time():
 
 @pytest.mark.slow
 def test_both_ways_are_timed_in_turn(run, monkeypatch):
-    order, decode = [], decoder.Decoder.decode
-
-    def noted(self, setting, *args):
-        order.append("plain" if setting.is_plain else "speculative")
-        return decode(self, setting, *args)
-
-    monkeypatch.setattr(decoder.Decoder, "decode", noted)
+    order = []
+    watch_calls(monkeypatch, lambda setting, *_: order.append("plain" if setting.is_plain else "speculative"))
     total = json.loads(run("x = 1", "--json", "--repeats", 4).stdout.splitlines()[-1])["total"]
     there, back = ["plain", "speculative"], ["speculative", "plain"]
     assert order == 2 * (there + back), "each way as often first"
@@ -153,14 +148,11 @@ def test_results_so_far_are_not_lost(run, monkeypatch):
 
 
 def test_a_prompt_that_fails_is_reported_and_skipped(run, monkeypatch):
-    decode = decoder.Decoder.decode
-
-    def fails_on_one(self, setting, batch, indices, ids):
+    def fail_on_one(setting, batch, indices):
         if indices == [1]:
             raise RuntimeError("too long")
-        return decode(self, setting, batch, indices, ids)
 
-    monkeypatch.setattr(decoder.Decoder, "decode", fails_on_one)
+    watch_calls(monkeypatch, fail_on_one)
     result = run("a", "b", "c")
     assert "2 of 2" in result.output and re.search(r"row 1: .*, greedy: RuntimeError: too long", result.output)
     assert re.search(r"skipped 'b': .*, greedy: RuntimeError: too long", run("a", "b", "c", "--json").stderr)

@@ -12,7 +12,7 @@ from transformers import LogitsProcessor
 import hf_speculative as hs
 from hf_speculative.measuring import decoder
 from hf_speculative.measuring.journal import FORMAT, BadRow, Difference, Journal
-from tests.support.evaluations import OPTIONS, TEXTS, counts, handmade, kill_after
+from tests.support.evaluations import OPTIONS, TEXTS, counts, handmade, kill_after, watch_calls
 
 
 def test_a_killed_run_goes_on_and_loses_nothing(evaluate, tmp_path, monkeypatch):
@@ -71,16 +71,15 @@ def test_the_journal_reads_what_it_writes(tmp_path):
 
 def test_two_evaluations_do_not_write_one_file(evaluate, tmp_path, monkeypatch):
     """The second would write the file anew, and the calls that the first adds later would be lost."""
-    path, decode, refused = tmp_path / "out.jsonl", decoder.Decoder.decode, []
+    path, refused = tmp_path / "out.jsonl", []
 
-    def meanwhile(self, *args):
+    def meanwhile(*args):
         if not refused:
             with pytest.raises(ValueError, match=r"out\.jsonl'`: another evaluation is writing it\. Wait") as raised:
                 evaluate(results=path)
             refused.append(raised)
-        return decode(self, *args)
 
-    monkeypatch.setattr(decoder.Decoder, "decode", meanwhile)
+    watch_calls(monkeypatch, meanwhile)
     first = evaluate(results=path)
     assert refused and counts(hs.Evaluation.load(path)) == counts(first)
     assert counts(evaluate(results=path)) == counts(first), "it lets go of the file when it is done"
@@ -111,14 +110,12 @@ def test_files_of_another_kind_and_none(evaluate, tmp_path):
     prompts.write_text('["a"]\n["b"]\n')
     empty.touch()
     older.write_text('{"header": {"format": 1, "settings": [{"draft": "a"}]}}\n{"call": {}}\n')
+    other_format = f"was written by another version of hf_speculative, in format 1, and this one reads {FORMAT}"
     for path, reason in (
         (totals, "is not the file of an evaluation: name one that `--results` wrote"),
         (prompts, "is not the file of an evaluation: "),
         (empty, "is not the file of an evaluation: name one that `--results` wrote"),
-        (
-            older,
-            f"was written by another version of hf_speculative, in format 1, and this one reads {FORMAT}: name another file",
-        ),
+        (older, f"{other_format}: name another file"),
         (tmp_path, "is no file: name one that `hf-speculative eval --results` wrote"),
         (tmp_path / "nowhere", "is not there: name one that"),
     ):

@@ -34,19 +34,13 @@ def made(settings, prompts, num_tokens=12, seconds=0.5, batches=None, **header):
     """An evaluation of `prompts`: draft n faster than draft n - 1, all of it by rule."""
     settings = with_baselines(settings)
     batches = range(len(prompts)) if batches is None else batches
+    common = {"target": "org/target", "dtype": "float32", "num_rows": len(prompts), "batch_size": 1, "seed": 0}
+    common["drafts"] = {setting.draft: "org/draft" for setting in settings if setting.draft}
+    common["dataset"] = {"name": "rows.jsonl", "config": None, "split": "test", "limit": None}
+    common["generate"] = {"max_new_tokens": num_tokens, "top_p": 0.9}
+    common["settings"] = [setting.to_dict() for setting in settings]
     versions = {"torch": "2.13", "transformers": "5.23"}
-    common = {
-        "target": "org/target",
-        "dtype": "float32",
-        "drafts": {setting.draft: "org/draft" for setting in settings if setting.draft},
-        "dataset": {"name": "rows.jsonl", "config": None, "split": "test", "limit": None},
-        "num_rows": len(prompts),
-        "batch_size": 1,
-        "seed": 0,
-        "generate": {"max_new_tokens": num_tokens, "top_p": 0.9},
-        "settings": [setting.to_dict() for setting in settings],
-        "environment": {"device": "CPU", "threads": 2, "command": "run it", **versions},
-    }
+    common["environment"] = {"device": "CPU", "threads": 2, "command": "run it", **versions}
     journal = Journal(common | header)
     for number, setting in enumerate(settings):
         for batch in batches:

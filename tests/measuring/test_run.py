@@ -9,12 +9,11 @@ import torch
 from transformers import GenerationConfig
 
 import hf_speculative as hs
-from hf_speculative.measuring import decoder
 from hf_speculative.measuring.settings import Setting
 from hf_speculative.verification import RULES
 from tests.support import drafters, tongues
 from tests.support.command import run_command, write_prompts
-from tests.support.evaluations import OPTIONS, TEXTS, counts, kill_after
+from tests.support.evaluations import OPTIONS, TEXTS, counts, kill_after, watch_calls
 
 
 def test_totals_are_sums_and_texts_are_plain_decodings(evaluate, model, tokenizer):
@@ -93,14 +92,11 @@ def test_a_setting_names_its_rule(evaluate, monkeypatch):
 
 
 def test_a_batch_that_fails_counts_under_no_setting(evaluate, monkeypatch, tmp_path):
-    decode = decoder.Decoder.decode
-
-    def failing(self, setting, batch, *args):
+    def fail(setting, batch, indices):
         if batch == 1 and setting.num_draft_tokens == 3:  # that of 2 tokens has been decoded by then
             raise RuntimeError("out of luck")
-        return decode(self, setting, batch, *args)
 
-    monkeypatch.setattr(decoder.Decoder, "decode", failing)
+    watch_calls(monkeypatch, fail)
     evaluation = evaluate(batch_size=2, num_draft_tokens=(2, 3), results=tmp_path / "out.jsonl")
     assert evaluation.is_complete and [row.index for row in evaluation.bad_rows] == [2, 3]
     assert "out of luck" in evaluation.bad_rows[0].message

@@ -18,10 +18,8 @@ GREEDY = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
 
 def test_a_cache_shorter_than_the_padding(target, draft):
     cache = target(torch.tensor([[0], [5]]), use_cache=True).past_key_values
-    inputs = {
-        "input_ids": torch.tensor([[0, 0, 3, 4], [5, 6, 7, 8]]),
-        "attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]),
-    }
+    ids = torch.tensor([[0, 0, 3, 4], [5, 6, 7, 8]])
+    inputs = {"input_ids": ids, "attention_mask": (ids > 0).long()}
     assert ours(target, inputs, draft_model=draft, past_key_values=cache).tolist() == plain(target, inputs).tolist()
 
 

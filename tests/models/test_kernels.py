@@ -32,9 +32,7 @@ def test_prompts_are_read_by_the_models_own_attention(model_type, name, kernels)
         kernels.calls.clear()
         ours(model, tiny.prompts(batch_size), draft_model=draft, num_draft_tokens=4)
         wide = [call for call in kernels.calls if call[1] > 1]
-        assert wide and all(called == name and queries == slots for called, queries, slots, _ in wide), (
-            "no pass of a round"
-        )
+        assert wide and all(call == name and n == slots for call, n, slots, _ in wide), "no pass of a round"
         assert batch_size == 1 or all(has_mask for *_, has_mask in wide), "under a mask of the padding"
     assert model.config._attn_implementation == name, "nothing of the user's is changed"
 

@@ -4,16 +4,7 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative.models import (
-    MultimodalModel,
-    RaggedModel,
-    StaticModel,
-    choose_for,
-    execution,
-    prepared_inputs,
-    probe,
-    replays,
-)
+from hf_speculative.models import MultimodalModel, RaggedModel, StaticModel, choose_for, prepared_inputs, probe
 from hf_speculative.models.universal import UniversalModel
 from hf_speculative.types import Batch, Prefix
 from tests.architectures.check import build
@@ -66,9 +57,9 @@ def test_captured_passes(name, monkeypatch):
     target, capture = build("image-text", name), Recorded()
     draft, copy = tiny.noisy_copy(target, 0.1), tiny.noisy_copy(target, 0.0)
     run_as(monkeypatch, captures=True)
-    monkeypatch.setattr(replays, "NUM_EAGER", 0)
-    monkeypatch.setattr(execution, "CudaGraph", lambda device, *given: capture(*given))
-    monkeypatch.setattr(execution, "can_capture", lambda model: True)
+    monkeypatch.setattr("hf_speculative.models.replays.NUM_EAGER", 0)
+    monkeypatch.setattr("hf_speculative.models.execution.CudaGraph", lambda device, *given: capture(*given))
+    monkeypatch.setattr("hf_speculative.models.execution.can_capture", lambda model: True)
     for num_rows, source in ((3, draft), (2, "auto"), *[(2, copy)] * 3):
         before, call = capture.num_captures, prompts("image-text", target, num_rows) | GREEDY
         stats = agrees(target, call, draft_model=source, num_draft_tokens=4, optimize=True)

@@ -74,9 +74,7 @@ def with_quantised_inputs(model, how, torchao):
         elif how == "own hook":
             module.register_forward_pre_hook(lambda module, args: (rounded(args[0]),))
         else:
-            module.forward = functools.partial(
-                lambda module, input: type(module).forward(module, rounded(input)), module
-            )
+            module.forward = functools.partial(lambda own, x: type(own).forward(own, rounded(x)), module)
     return model
 
 
@@ -99,10 +97,8 @@ def test_layers_that_quantise_each_token(torchao):
     """Rounding falls otherwise for one token in a hundred. Of a type whose ragged cache is known, no prompt is asked."""
     model = with_quantised_inputs(build("causal", "llama"), "own class, by token", torchao)
     for seed in range(4):
-        inputs = prompts("causal", model, 1) | {
-            "input_ids": torch.randint(2, 90, (1, 3 + seed), generator=torch.manual_seed(seed))
-        }
-        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        ids = torch.randint(2, 90, (1, 3 + seed), generator=torch.manual_seed(seed))
+        inputs = prompts("causal", model, 1) | {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         with pytest.raises(ValueError, match="quantise their inputs"):
             hs.generate(model, **inputs, **NEW, draft_model=model)
     assert not hs.check(model)

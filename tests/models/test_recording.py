@@ -11,17 +11,8 @@ from tests.support import tiny
 
 #: the ragged path; on the universal one a recurrence beside attention, one alone, convolutions, ALiBi, images between text,
 #: images that set positions in 2-D
-TARGETS = {
-    "llama": "causal",
-    "gemma3_text": "causal",
-    "gpt2": "causal",
-    "qwen3_next": "causal",
-    "mamba2": "causal",
-    "lfm2": "causal",
-    "bloom": "causal",
-    "llava": "image-text",
-    "qwen2_vl": "image-text",
-}
+TARGETS = dict.fromkeys(("llama", "gemma3_text", "gpt2", "qwen3_next", "mamba2", "lfm2", "bloom"), "causal")
+TARGETS |= dict.fromkeys(("llava", "qwen2_vl"), "image-text")
 NEW = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
 
 
@@ -43,16 +34,11 @@ class Compared(hs.Drafter):
         for lane, (row, end, pad) in enumerate(zip(batch.rows, ends, batch.host_padding, strict=True)):
             torch.testing.assert_close(found[lane, :end], self.states[row, pad : pad + end], rtol=1e-3, atol=1e-4)
             self.num_compared += end
-        plans = zip(batch.rows, batch.host_lengths, num_tokens, strict=True)
-        guesses = [self.texts[row, n : n + most].tolist() for row, n, most in plans]
-        columns = zip(batch.rows, batch.host_lengths, strict=True)
-        return Draft.of(
-            batch,
-            [
-                [abs(token - ((column + row) % 4 == 0)) for column, token in enumerate(guess, n)]
-                for (row, n), guess in zip(columns, guesses, strict=True)
-            ],
-        )
+        drafted = []
+        for row, n, most in zip(batch.rows, batch.host_lengths, num_tokens, strict=True):
+            guess = self.texts[row, n : n + most].tolist()
+            drafted.append([abs(token - ((column + row) % 4 == 0)) for column, token in enumerate(guess, n)])
+        return Draft.of(batch, drafted)
 
 
 def joined(steps):

@@ -11,11 +11,9 @@ from tests.architectures.check import MAPPINGS, examine, types_of
 from tests.architectures.runner import run
 
 #: what people run, and layouts that differ: latent attention, experts, windows, ALiBi, recurrence, encoders, images
+RAGGED = "deepseek_v3 gemma3_text gpt2 gpt_oss llama mamba mamba2 mistral phi3 qwen2 qwen3 qwen3_next roberta"
 OUTCOMES = {
-    (
-        "causal",
-        "ragged",
-    ): "deepseek_v3 gemma3_text gpt2 gpt_oss llama mamba mamba2 mistral phi3 qwen2 qwen3 qwen3_next roberta",
+    ("causal", "ragged"): RAGGED,
     ("causal", "universal"): "bloom zaya",
     ("causal", "refused"): "rwkv",
     ("seq2seq", "universal"): "bart t5",

@@ -86,15 +86,10 @@ def test_its_cache_and_its_passes_do_not_grow():
     assert 1 <= sum(width > 8 for width in widths[1:]) <= 60 // 30, "read again once a half window"
 
 
-def test_rows_that_take_the_place_of_others():
+def test_rows_that_take_the_place_of_others_and_sampled_tokens():
     model = tiny.llama()
     draft = {"draft_model": tiny.noisy_copy(model), "num_draft_tokens": 3, "draft_window": WINDOW}
     assert takes_lanes(model, tiny.texts(9, width=30), **draft).num_accepted_draft_tokens > 0
-
-
-def test_sampled_tokens_are_plain_ones():
-    model = tiny.llama()
-    draft = {"draft_model": tiny.noisy_copy(model), "num_draft_tokens": 3, "draft_window": WINDOW}
     reproduces_plain(model, settings={"max_new_tokens": 40}, **draft)
 
 

@@ -35,10 +35,8 @@ def test_a_watched_rule_gives_what_the_rule_gives(models, decoded, judge):
     ids = models.tokenizer(PROMPT, return_tensors="pt").input_ids
     torch.manual_seed(5)
     settings = {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "pad_token_id": 0, "max_new_tokens": 24}
-    config = hs.SpeculativeConfig(rule=judge)
-    alone = hs.generate(
-        models.target, ids, draft_model=models.draft, num_draft_tokens=4, speculative_config=config, **settings
-    )
+    how = {"draft_model": models.draft, "num_draft_tokens": 4, "speculative_config": hs.SpeculativeConfig(rule=judge)}
+    alone = hs.generate(models.target, ids, **how, **settings)
     assert shown.own.ids == alone[0, ids.shape[1] :].tolist()
     assert shown.plain.ids == plain(models, seed=5, do_sample=True, temperature=0.8, top_p=0.9)
 

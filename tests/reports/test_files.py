@@ -15,11 +15,6 @@ from tests.support.command import run_command
 ROWS = ["import os\n", "def main():\n", "class A:\n"]
 
 
-@pytest.fixture(scope="module")
-def pair():
-    return hs.embedded_pair()
-
-
 @pytest.fixture
 def evaluate(pair):
     def call(**options):

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,11 +72,6 @@ class RowBias(LogitsProcessor):
         return scores
 
 
-class Shared:
-    def __init__(self):
-        self.calls = 0
-
-
 class Counts(LogitsProcessor):
     def __init__(self, shared, step):
         self.shared, self.step = shared, step
@@ -87,7 +83,7 @@ class Counts(LogitsProcessor):
 
 
 def two_that_share():
-    shared = Shared()
+    shared = SimpleNamespace(calls=0)
     return [Counts(shared, 1), Counts(shared, 2)]
 
 
@@ -184,7 +180,7 @@ def test_all_positions_at_once_are_as_one_by_one(name, pass_over):
             tree = Tree(torch.tensor(parents), max(map(depth_of, parents)) + generator.randint(0, 1))
         batch.put(tokens, tree=tree)
         if case % 12 == 0:  # a call
-            others = [Counts(Shared(), 0)] if pass_over.endswith("memory") else []
+            others = [Counts(SimpleNamespace(calls=0), 0)] if pass_over.endswith("memory") else []
             processors, alone = Processors([MEMORYLESS[name](), *others], batch_size=5), MEMORYLESS[name]()
         num_positions, ahead = (1, generator.randint(0, min(n, case % 12))) if is_draft else (n + 1, 0)
         scores = torch.randn(len(batch.rows), num_positions, VOCAB)
@@ -231,12 +227,10 @@ def test_rows_of_different_lengths_are_one_call(name, monkeypatch):
     assert len(calls) <= 1
 
 
-@pytest.mark.parametrize(
-    "settings", [{"eos_token_id": [-1, 0], "min_new_tokens": 9}, {"begin_suppress_tokens": [-1, 5]}]
-)
-def test_ids_that_are_no_tokens(target, draft, settings):
+@pytest.mark.parametrize("given", [{"eos_token_id": [-1, 0], "min_new_tokens": 9}, {"begin_suppress_tokens": [-1, 5]}])
+def test_ids_that_are_no_tokens(target, draft, given):
     """As servers give them where no token may end an answer."""
-    stats = same_as_plain(target, tiny.prompts(3), settings, draft_model=draft, num_draft_tokens=3)
+    stats = same_as_plain(target, tiny.prompts(3), given, draft_model=draft, num_draft_tokens=3)
     assert stats.num_draft_tokens
 
 

@@ -16,7 +16,7 @@ from transformers import LogitsProcessor, StoppingCriteria
 
 import hf_speculative as hs
 from tests.support import tiny
-from tests.support.plain import NEW, Collect, ours, plain
+from tests.support.plain import NEW, Collect, LastToken, ours, plain
 
 #: where a stop button may keep its state: how it is made, pressed, and read
 STATES = {
@@ -82,32 +82,6 @@ def test_a_stop_button(target, draft, kind, batch_size):
         assert found[:, :width].tolist() == expected[:, :width].tolist()
         assert abs(found.shape[1] - expected.shape[1]) <= (at == 4), "a round may bring a token more"
         assert pressed.counts[0] == pressed.also["counts"][0] == (found[0, 7:] == token).sum()
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_what_the_users_objects_saw(target, draft, batch_size):
-    seen, asked = [], []
-
-    class Notes(LogitsProcessor):
-        def __init__(self):
-            self.seen = {"widths": seen}
-
-        def __call__(self, input_ids, scores):
-            self.seen["widths"].append(input_ids.shape[1])
-            return scores
-
-    class Asked(StoppingCriteria):
-        def __init__(self):
-            self.asked = asked
-
-        def __call__(self, input_ids, scores, **kwargs):
-            self.asked.append(input_ids.shape[1])
-            return torch.zeros(len(input_ids), dtype=torch.bool)
-
-    inputs = tiny.prompts(batch_size)
-    found = ours(target, inputs, draft_model=draft, logits_processor=[Notes()], stopping_criteria=[Asked()])
-    assert found.tolist() == plain(target, inputs).tolist()
-    assert seen == list(range(7, 7 + NEW)) and asked == list(range(8, 8 + NEW))
 
 
 @dataclass(frozen=True)
@@ -251,12 +225,15 @@ class Notes(LogitsProcessor):
         return scores
 
 
-def test_a_frozen_processor(target, draft):
-    seen: list = []
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_what_the_users_objects_saw(target, draft, batch_size):
+    """Though one is frozen, and what it holds is changed from outside."""
+    inputs, criterion, seen = tiny.prompts(batch_size), LastToken(-1), list[int | str]()
     streamer = Presses(SimpleNamespace(press=lambda: seen.append("pressed")), 3)
-    ours(target, tiny.prompts(1), draft_model=draft, logits_processor=[Notes(seen)], streamer=streamer)
+    own = {"logits_processor": [Notes(seen)], "stopping_criteria": [criterion], "streamer": streamer}
+    assert ours(target, inputs, draft_model=draft, **own).tolist() == plain(target, inputs).tolist()
     seen.remove("pressed")
-    assert seen == list(range(7, 7 + NEW))
+    assert seen == list(range(7, 7 + NEW)) and criterion.calls == list(range(8, 8 + NEW))
 
 
 class Uncopyable(LogitsProcessor):
@@ -331,19 +308,11 @@ class Constant:
     number: int = 8
 
 
-@pytest.mark.parametrize(
-    "held",
-    [
-        Constant(),
-        torch.device("cpu"),
-        Path("a"),
-        (1, 2),
-        frozenset([1]),
-        re.compile("a"),
-        tiny.llama().generation_config,
-    ],
-    ids=lambda held: type(held).__name__,
-)
+HELD = [Constant(), torch.device("cpu"), Path("a"), (1, 2), frozenset([1]), re.compile("a")]
+HELD.append(tiny.llama().generation_config)
+
+
+@pytest.mark.parametrize("held", HELD, ids=lambda held: type(held).__name__)
 def test_what_does_not_change_may_be_shared(target, draft, held):
     processor, criterion = Budget(8), Spent(Budget(99))
     processor.held = criterion.held = held

@@ -44,30 +44,6 @@ def test_answers_that_plain_generate_broadcasts(target, twin, answer):
     assert found.tolist() == expected.tolist() and found.shape[1] == 15
 
 
-class FirstRowsOwn(StoppingCriteria):
-    """Remembers by row, as lm-eval's criterion does: `done[i]` belongs to row i of the batch."""
-
-    def __init__(self, token, batch_size):
-        self.token, self.done = token, [False] * batch_size
-
-    def __call__(self, input_ids, scores, **kwargs):
-        for i in range(len(self.done)):
-            self.done[i] = self.done[i] or input_ids[i, -1].item() == self.token
-        return torch.tensor(self.done)
-
-
-def test_a_criterion_with_a_memory_by_row(target, draft):
-    inputs = tiny.prompts(3)
-    token, eos = plain(target, inputs)[1, 12].item(), tiny.VOCAB - 1
-    options = {"draft_model": draft, "eos_token_id": eos}
-    found = ours(target, inputs, **options, stopping_criteria=[FirstRowsOwn(token, 3)]).tolist()
-    for row, expected in enumerate(plain(target, inputs, eos_token_id=eos).tolist()):
-        new = expected[7:]
-        stop = new.index(token) + 1 if token in new else NEW
-        assert found[row][7 : 7 + stop] == new[:stop]
-        assert not any(found[row][7 + stop :])  # padding
-
-
 class AtLengths(StoppingCriteria):
     """Row i ends at `lengths[i]` columns, or later if it is asked too late."""
 

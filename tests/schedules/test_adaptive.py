@@ -203,9 +203,7 @@ def timed_rounds(rounds, levels=0, firsts=()):
         seen.append(round)
         plain.append(around.is_plain)
 
-    known = SimpleNamespace(
-        see=see, since_plain=lambda num_rows: 0 if any(plain) else math.inf, spend=lambda num_rows: None
-    )
+    known = SimpleNamespace(see=see, since_plain=lambda rows: 0 if any(plain) else math.inf, spend=lambda rows: None)
     around = Timed(Adaptive(4), known, num_first)
     around.begin(batch_at([0]), lambda num_rows: Costs(0.0, 0.1))
     around.schedule.num_levels = lambda batch: levels

@@ -1,21 +1,11 @@
 """Stand-ins for attention that takes no explicit mask: signatures, masks and limits of the real kernels, computed in torch."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
-from transformers.masking_utils import (
-    ALL_MASK_ATTENTION_FUNCTIONS,
-    add_offsets_to_mask_function,
-    and_masks,
-    causal_mask_function,
-    flash_attention_mask,
-    padding_mask_function,
-    prepare_padding_mask,
-)
+from transformers import masking_utils
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_speculative.hf_compat import attention_name, set_own_attention
@@ -71,25 +61,26 @@ def attend(query, key, value, visible, scaling=None, softcap=None, s_aux=None, *
     return (weights @ value).transpose(1, 2).contiguous(), None
 
 
-def flex_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=causal_mask_function, **given):
+def flex_mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, **given):
     """transformers' `flex_attention_mask`, whose block mask is not compiled."""
+    mask_function = mask_function or masking_utils.causal_mask_function
     if (mask := given.get("attention_mask")) is not None and not mask.all():
-        padding = padding_mask_function(prepare_padding_mask(mask, kv_length, kv_offset))
-        mask_function = and_masks(mask_function, padding)
-    return create_block_mask(
-        add_offsets_to_mask_function(mask_function, q_offset, kv_offset), batch_size, None, q_length, kv_length, "cpu"
-    )
+        mask = masking_utils.prepare_padding_mask(mask, kv_length, kv_offset)
+        mask_function = masking_utils.and_masks(mask_function, masking_utils.padding_mask_function(mask))
+    function = masking_utils.add_offsets_to_mask_function(mask_function, q_offset, kv_offset)
+    return create_block_mask(function, batch_size, None, q_length, kv_length, "cpu")
 
 
 @pytest.fixture
 def kernels(monkeypatch) -> Kernels:
     """All of them registered, under the names that models are loaded with."""
-    functions, masks = ALL_ATTENTION_FUNCTIONS._global_mapping, ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
+    functions = ALL_ATTENTION_FUNCTIONS._global_mapping
+    masks = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
     found = Kernels()
     assert {*inspect.signature(functions[FLASH]).parameters} <= {*PARAMETERS.split()}
     for name, function in ((FLASH, found.flash), (HUB, found.flash), (FLEX, found.flex)):
         monkeypatch.setitem(functions, name, function)
-    for name, mask in ((HUB, flash_attention_mask), (FLEX, flex_mask)):
+    for name, mask in ((HUB, masking_utils.flash_attention_mask), (FLEX, flex_mask)):
         monkeypatch.setitem(masks, name, mask)
     return found
 

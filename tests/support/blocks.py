@@ -3,8 +3,6 @@
 The plain computation is for one row, without a cache and without any module of the package or of transformers.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from functools import partial
@@ -22,8 +20,15 @@ LAYERS = (
 )
 RANK, BLOCK = 4, 5
 SCALES = {"input_embedding_scale": 0.9, "output_multiplier": 1.3, "final_logit_softcapping": 9.0}
+DFLASH = {"speculators_model_type": "dflash"}
 DFLASH2 = {"conv_group_size": 8, "selector_rank": RANK, "selector_top_k": 6}
+THREE_TAPS = {"speculators_model_type": "dflash2", "conv_kernel_size": 3}
 DSPARK = {"speculators_model_type": "dspark", "markov_rank": RANK}
+DEEPSPEC = {"architectures": ["Qwen3DSparkModel"], "markov_rank": RANK, "markov_head_type": "vanilla"}
+DEEPSPEC |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
+GATED = {"markov_head_type": "gated", "enable_confidence_head": False}
+RNN = {"markov_head_type": "rnn", "confidence_head_with_markov": False}
+BOTH_WAYS = {"sliding_window_non_causal": True, "sample_from_anchor": True}
 #: kinds of heads: layout, parts, fields. A window of 8 in transformers is one of 9 at z-lab
 KINDS = {
     "z-lab": ("z-lab", (), {"is_causal": False}),
@@ -31,35 +36,14 @@ KINDS = {
     "JetSpec": ("z-lab", (), {"dflash_config": {"causal_head": True}}),
     "z-lab, scaled": ("z-lab", (), {"dflash_config": SCALES}),
     "DFlash 2": ("z-lab", ("convolutions", "selector"), {"dflash_config": DFLASH2 | {"conv_kernel_size": 2}}),
-    "DeepSpec": (
-        "z-lab",
-        ("markov", "confidence"),
-        {"architectures": ["Qwen3DSparkModel"], "markov_rank": RANK, "markov_head_type": "vanilla"}
-        | {"enable_confidence_head": True, "confidence_head_with_markov": True},
-    ),
-    "speculators": ("speculators", (), {"speculators_model_type": "dflash"}),
-    "speculators, reduced": ("speculators", ("vocabulary",), {"speculators_model_type": "dflash"}),
-    "speculators, both ways": (
-        "speculators",
-        ("vocabulary",),
-        {"speculators_model_type": "dflash", "sliding_window_non_causal": True, "sample_from_anchor": True},
-    ),
-    "speculators, DFlash 2": (
-        "speculators",
-        ("convolutions", "selector"),
-        DFLASH2 | {"speculators_model_type": "dflash2", "conv_kernel_size": 3},
-    ),
+    "DeepSpec": ("z-lab", ("markov", "confidence"), DEEPSPEC),
+    "speculators": ("speculators", (), DFLASH),
+    "speculators, reduced": ("speculators", ("vocabulary",), DFLASH),
+    "speculators, both ways": ("speculators", ("vocabulary",), DFLASH | BOTH_WAYS),
+    "speculators, DFlash 2": ("speculators", ("convolutions", "selector"), DFLASH2 | THREE_TAPS),
     "DSpark": ("speculators", ("vocabulary", "markov", "confidence"), DSPARK),
-    "DSpark, gated": (
-        "speculators",
-        ("vocabulary", "markov"),
-        DSPARK | {"markov_head_type": "gated", "enable_confidence_head": False},
-    ),
-    "DSpark, rnn": (
-        "speculators",
-        ("markov", "confidence"),
-        DSPARK | {"markov_head_type": "rnn", "confidence_head_with_markov": False},
-    ),
+    "DSpark, gated": ("speculators", ("vocabulary", "markov"), DSPARK | GATED),
+    "DSpark, rnn": ("speculators", ("markov", "confidence"), DSPARK | RNN),
 }
 
 
@@ -121,33 +105,21 @@ def write(kind: str, folder, target, draft, num_ids: int = 40) -> None:
 
 def pairs(steps: int = 45, **config) -> dict[bool, tuple]:
     """One target with two drafts trained for it, to be written in the layouts: whether the newest token's place predicts."""
-    return {
-        anchor: tied.with_dflash(BLOCK - anchor, steps=steps, first=1 - anchor, **config) for anchor in (False, True)
-    }
+    return {own: tied.with_dflash(BLOCK - own, steps=steps, first=1 - own, **config) for own in (False, True)}
 
 
 def from_anchor(kind: str) -> bool:
     return KINDS[kind][2].get("sample_from_anchor", "DSpark" in kind or kind == "DeepSpec")
 
 
-class Plain:
-    """What a head computes for one text, read from its files."""
+class PlainLayers:
+    """Parts of a layer, of the tensors of a file."""
 
-    def __init__(self, folder, target):
-        fields, self.tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
-        layers = fields.get("transformer_layer_config", fields)
-        own = fields | fields.get("dflash_config", {})
-        self.own, self.layers, self.is_speculators = own, layers, layers is not fields
-        self.embed, self.head = target.get_input_embeddings().weight, target.get_output_embeddings().weight
-        kind, architectures = fields.get("speculators_model_type"), fields.get("architectures", [""])
-        self.anchor = own.get("sample_from_anchor", kind == "dspark" or "DSpark" in architectures[0])
-        self.is_dflash2 = kind == "dflash2"
-        self.block_size, self.head_dim = own["block_size"], layers["head_dim"]
-        self.layer_ids = own.get("target_layer_ids") or [index - 1 for index in own["aux_hidden_state_layer_ids"]]
+    def __init__(self, tensors, head_dim, eps=1e-6, theta=10000.0):
+        self.tensors, self.head_dim, self.eps, self.theta = tensors, head_dim, eps, theta
 
     def norm(self, x, name):
-        scale = (x.pow(2).mean(-1, keepdim=True) + self.layers["rms_norm_eps"]).rsqrt()
-        return x * scale * self.tensors[f"{name}.weight"]
+        return x * (x.pow(2).mean(-1, keepdim=True) + self.eps).rsqrt() * self.tensors[f"{name}.weight"]
 
     def linear(self, x, name):
         bias = self.tensors.get(f"{name}.bias")
@@ -155,10 +127,42 @@ class Plain:
 
     def rotated(self, x, positions):
         half = self.head_dim // 2
-        frequencies = self.layers["rope_parameters"]["rope_theta"] ** (-torch.arange(half) / half)
-        angles = positions[:, None, None] * frequencies
+        angles = positions[:, None, None] * self.theta ** (-torch.arange(half) / half)
         one, other = x[..., :half], x[..., half:]
         return torch.cat([one * angles.cos() - other * angles.sin(), other * angles.cos() + one * angles.sin()], -1)
+
+    def attention(self, name, queries, keys, visible):
+        """Of `queries`, which are the last of `keys`."""
+        n, positions, head_dim = len(queries), torch.arange(len(keys)), self.head_dim
+        parts = ((queries, "q"), (keys, "k"), (keys, "v"))
+        q, k, v = (self.linear(x, f"{name}.{part}_proj").view(len(x), -1, head_dim) for x, part in parts)
+        q, k = self.rotated(self.norm(q, f"{name}.q_norm"), positions[-n:]), self.norm(k, f"{name}.k_norm")
+        groups = q.shape[1] // k.shape[1]
+        k, v = self.rotated(k, positions).repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(head_dim)
+        attended = torch.einsum("hqk,khd->qhd", scores.masked_fill(~visible, -torch.inf).softmax(-1), v)
+        return self.linear(attended.reshape(n, -1), f"{name}.o_proj")
+
+    def mlp(self, name, x):
+        gated = silu(self.linear(x, f"{name}.gate_proj")) * self.linear(x, f"{name}.up_proj")
+        return self.linear(gated, f"{name}.down_proj")
+
+
+class Plain(PlainLayers):
+    """What a head computes for one text, read from its files."""
+
+    def __init__(self, folder, target):
+        fields = json.loads((folder / "config.json").read_text())
+        layers = fields.get("transformer_layer_config", fields)
+        own = fields | fields.get("dflash_config", {})
+        self.own, self.layers, self.is_speculators = own, layers, layers is not fields
+        self.embed, self.head = target.get_input_embeddings().weight, target.get_output_embeddings().weight
+        kind, architectures = fields.get("speculators_model_type"), fields.get("architectures", [""])
+        self.anchor = own.get("sample_from_anchor", kind == "dspark" or "DSpark" in architectures[0])
+        self.is_dflash2 = kind == "dflash2"
+        self.block_size, theta = own["block_size"], layers["rope_parameters"]["rope_theta"]
+        super().__init__(load_file(folder / "model.safetensors"), layers["head_dim"], layers["rms_norm_eps"], theta)
+        self.layer_ids = own.get("target_layer_ids") or [index - 1 for index in own["aux_hidden_state_layer_ids"]]
 
     def sees(self, kind, query, key, anchor) -> bool:
         """Whether the place at position `query` of the block that begins at `anchor` sees position `key`."""
@@ -191,34 +195,21 @@ class Plain:
 
     def states(self, context, newest: int):
         """Of the block after `context (n, layers * hidden)`: `(block, hidden)`."""
-        n, size, dim = len(context), self.block_size, self.head_dim
+        n, size = len(context), self.block_size
         context = self.norm(self.linear(context, "fc"), "hidden_norm")
         ids = torch.full((size,), self.own["mask_token_id"])
         ids[0] = newest
-        x, positions = self.embed[ids] * self.own.get("input_embedding_scale", 1.0), torch.arange(n + size)
+        x = self.embed[ids] * self.own.get("input_embedding_scale", 1.0)
         for index, kind in enumerate(self.layers["layer_types"]):
             name = f"layers.{index}"
             y = self.norm(x, f"{name}.input_layernorm")
             before, after = self.convolved(y, f"{name}.attention_conv")
             y = before(y)
-            both = torch.cat([context, y])
-            q, k, v = (
-                self.linear(z, f"{name}.self_attn.{part}_proj").view(len(z), -1, dim)
-                for z, part in ((y, "q"), (both, "k"), (both, "v"))
-            )
-            q = self.rotated(self.norm(q, f"{name}.self_attn.q_norm"), positions[n:])
-            k = self.rotated(self.norm(k, f"{name}.self_attn.k_norm"), positions)
-            groups = q.shape[1] // k.shape[1]
             visible = torch.tensor([[self.sees(kind, n + i, j, n) for j in range(n + size)] for i in range(size)])
-            scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(groups, 1)) / math.sqrt(dim)
-            weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-            attended = torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(groups, 1)).reshape(size, -1)
-            x = x + after(self.linear(attended, f"{name}.self_attn.o_proj"))
+            x = x + after(self.attention(f"{name}.self_attn", y, torch.cat([context, y]), visible))
             y = self.norm(x, f"{name}.post_attention_layernorm")
             before, after = self.convolved(y, f"{name}.mlp_conv")
-            y = before(y)
-            gated = silu(self.linear(y, f"{name}.mlp.gate_proj")) * self.linear(y, f"{name}.mlp.up_proj")
-            x = x + after(self.linear(gated, f"{name}.mlp.down_proj"))
+            x = x + after(self.mlp(f"{name}.mlp", before(y)))
         return self.norm(x, "norm")
 
     def logits(self, context, newest: int, drafted) -> torch.Tensor:

@@ -157,11 +157,9 @@ def one_round(rule, p, q, prefixes, gamma, **options):
     for verdict, weights in branches(lambda sampler: rule(draft, target_probs, sampler)):
         path = torch.arange(gamma).expand(len(cases), gamma) if verdict.path is None else verdict.path
         decided = (verdict.num_accepted, path, verdict.next_token, weights)
-        for (prefix, x, _, case_weight), tau, kept, y, weight in zip(
-            cases, *(d.tolist() for d in decided), strict=True
-        ):
+        for (prefix, x, _, drawn), tau, kept, y, weight in zip(cases, *(d.tolist() for d in decided), strict=True):
             if weight > 0:
-                emitted[prefix][(*(x[i] for i in kept[:tau]), y)] += case_weight * weight
+                emitted[prefix][(*(x[i] for i in kept[:tau]), y)] += drawn * weight
     return emitted
 
 
@@ -218,3 +216,8 @@ def extreme_pairs() -> list[tuple[Table, Table]]:
     """A target and a draft that are one, that are sure, that share no token."""
     (p, q), hot, cold = pair(3), Table(0, iid=[0.0, 1.0, 0.0]), Table(0, iid=[0.5, 0.0, 0.5])
     return [(p, p), (hot, q), (p, hot), (hot, cold), (cold, hot), (hot, hot)]
+
+
+def bias(rule, p, q, gamma, length, **options):
+    """Of the first `length` tokens."""
+    return distance(sequences(rule(), p, q, gamma, length, **options), plain_sequences(p, length))

@@ -1,7 +1,5 @@
 """Pages looked at in a headless Chromium: what they measure, and what holds for every one of them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from contextlib import contextmanager

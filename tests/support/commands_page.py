@@ -1,7 +1,5 @@
 """docs/commands.md, written from the commands by typer itself: `python -m tests.support.commands_page`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,8 @@ SAID = r"^\* `--(?:help|install-completion|show-completion)`.*\n"
 
 def render() -> str:
     command: Any = get_command(app)  # a group of click's, or of the copy that newer typers bring
-    text = get_docs_for_click(
-        obj=command, ctx=typer.Context(command, info_name="hf-speculative"), name="hf-speculative"
-    )
+    context = typer.Context(command, info_name="hf-speculative")
+    text = get_docs_for_click(obj=command, ctx=context, name="hf-speculative")
     text = text[text.index("\n## ") :]
     text = re.sub(SAID, "", text, flags=re.MULTILINE)
     # a line of help that is a command, or ends in one: it is set as code

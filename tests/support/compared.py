@@ -1,7 +1,5 @@
 """Drafters that are watched: what they say from their caches is what they say without."""
 
-from __future__ import annotations
-
 import torch
 
 from hf_speculative.drafting import DraftModel

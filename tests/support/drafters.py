@@ -6,6 +6,7 @@ from hf_speculative.drafting import (
     DynamicTreeDrafter,
     HybridDrafter,
     PromptSuffix,
+    Proposer,
     Recycling,
     StringMatch,
     SuffixStore,
@@ -25,6 +26,30 @@ def in_other_letters(kind, draft):
     """A drafter for a vocabulary of other ids."""
     draft = tongues.moved(draft, *TOKENIZERS)
     return kind(RaggedModel(draft, clamp_ids=True), Translation(*TOKENIZERS, tiny.VOCAB, tiny.VOCAB + 3))
+
+
+def draft_model(draft):
+    return DraftModel(RaggedModel(draft, clamp_ids=True))
+
+
+def beams(draft):
+    return DynamicTreeDrafter(draft_model(draft), top_k=3)
+
+
+class Knowing(Proposer):
+    """Knows what follows a token, and how likely."""
+
+    def __init__(self, following):
+        self.following = following
+
+    def place_after(self, lane, text):
+        return text[-1]
+
+    def children(self, place):
+        return [(chance, token, token) for token, chance in self.following.get(place, {}).items()]
+
+    def prior(self, kind):
+        return kind
 
 
 def suffix_drafter(store=None, max_factor=1.0, **settings):
@@ -49,12 +74,9 @@ def brute_force(documents, context, num_tokens, most=None, least=2):
 
 
 MAKE_DRAFTER = {
-    DynamicTreeDrafter: lambda draft: DynamicTreeDrafter(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3),
-    DraftModel: lambda draft: DraftModel(RaggedModel(draft, clamp_ids=True)),
-    HybridDrafter: lambda draft: HybridDrafter(
-        TreeDrafter([Recycling(), PromptSuffix()]),
-        DynamicTreeDrafter(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3),
-    ),
+    DynamicTreeDrafter: beams,
+    DraftModel: draft_model,
+    HybridDrafter: lambda draft: HybridDrafter(TreeDrafter([Recycling(), PromptSuffix()]), beams(draft)),
     StringMatch: lambda draft: in_other_letters(StringMatch, draft),
     TreeDrafter: lambda draft: TreeDrafter([Recycling(), PromptSuffix(), CorpusSuffix(SuffixStore())]),
     TokenIntersection: lambda draft: in_other_letters(TokenIntersection, draft),

@@ -1,7 +1,5 @@
 """Passes compiled ahead of time, without a compiler: the traced module itself computes, on the constants that it is given."""
 
-from __future__ import annotations
-
 import copy
 from itertools import chain
 from types import SimpleNamespace

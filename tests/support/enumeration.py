@@ -5,8 +5,6 @@ says nothing takes the likeliest. The other outcomes that there were on its way 
 call, and so on until what is left weighs next to nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable

@@ -24,25 +24,33 @@ def counts(evaluation):
     }
 
 
+def watch_calls(monkeypatch, see):
+    """`see(setting, batch, indices)` is called before each call that is measured, and may raise."""
+    decode = decoder.Decoder.decode
+
+    def watched(self, setting, batch, indices, *args):
+        see(setting, batch, indices)
+        return decode(self, setting, batch, indices, *args)
+
+    monkeypatch.setattr(decoder.Decoder, "decode", watched)
+
+
 def kill_after(monkeypatch, num_calls):
     """Ctrl-C in the middle of a later call; the calls that were begun."""
-    begun, decode = [], decoder.Decoder.decode
+    begun = []
 
-    def interrupted(self, setting, batch, *args):
+    def interrupt(setting, batch, indices):
         begun.append((setting.name, batch))
         if len(begun) > num_calls:
             raise KeyboardInterrupt
-        return decode(self, setting, batch, *args)
 
-    monkeypatch.setattr(decoder.Decoder, "decode", interrupted)
+    watch_calls(monkeypatch, interrupt)
     return begun
 
 
 def handmade(seconds, num_rounds=(3, 3), tokens=12):
     """Plain decoding and two settings with these seconds for their calls: a text in `tokens` steps, or so many rounds."""
-    settings = with_baselines(
-        [Setting(draft_model="a", num_draft_tokens=2), Setting(draft_model="a", num_draft_tokens=4)]
-    )
+    settings = with_baselines([Setting(draft_model="a", num_draft_tokens=n) for n in (2, 4)])
     journal = Journal({"settings": [s.to_dict() for s in settings], "num_rows": 8, "environment": {}})
     for setting, times, rounds in zip(settings, seconds, (None, *num_rounds), strict=True):
         for batch, time in enumerate(times):

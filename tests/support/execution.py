@@ -12,9 +12,7 @@ def run_as(monkeypatch, **execution) -> None:
     monkeypatch.setattr(linears, "LEAST_BYTES", 0)
     chosen = Execution(**execution)
     for place in ("call.attached", "call.configuration", "call.plain"):
-        monkeypatch.setattr(
-            f"hf_speculative.{place}.execution_of", lambda optimize, device: chosen if optimize else EAGER
-        )
+        monkeypatch.setattr(f"hf_speculative.{place}.execution_of", lambda optimize, _: chosen if optimize else EAGER)
 
 
 def fix_costs(monkeypatch, costs: Costs) -> None:

@@ -7,8 +7,6 @@ is read without waiting is not there before the next wait. Graphs have rules of 
 Kernels are the CPU's, so that this says nothing about rounding or speed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import traceback
 import warnings

@@ -1,7 +1,5 @@
 """Draft heads for the tests: the fixtures in tests/heads/fixtures, and random ones made for tiny targets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -52,13 +50,10 @@ def eagle3(target, seed: int = 0, kind: str = "llama", draft_vocab: int | None =
     layers |= {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": hidden // 4}
     layers |= {"max_position_embeddings": 128, "pad_token_id": None} | fields.pop("layers", {})
     fields = {"eagle_aux_hidden_state_layer_ids": [0, 1, own.num_hidden_layers], **fields}
-    config = Eagle3Config(
-        transformer_layer_config=layers,
-        draft_vocab_size=draft_vocab or own.vocab_size,
-        has_embed_tokens=hidden != own.hidden_size or fields.get("speculators_model_type") == "peagle",
-        target_hidden_size=None if hidden == own.hidden_size else own.hidden_size,
-        **fields,
-    )
+    is_narrow = hidden != own.hidden_size
+    fields |= {"transformer_layer_config": layers, "draft_vocab_size": draft_vocab or own.vocab_size}
+    fields["has_embed_tokens"] = is_narrow or fields.get("speculators_model_type") == "peagle"
+    config = Eagle3Config(**fields, target_hidden_size=own.hidden_size if is_narrow else None)
     config._attn_implementation = own._attn_implementation
     head = tiny._spread(Eagle3Model(config).eval())
     if head.d2t is not None:

@@ -1,7 +1,5 @@
 """Who imports whom in the package: rooms, floors and circles."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from graphlib import CycleError, TopologicalSorter

@@ -48,17 +48,10 @@ def trainer(target, draft, folder, data=None, student=None, loss="lk_hybrid", us
     quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "dataloader_pin_memory": False}
     steps = {"max_steps": 4, "learning_rate": 1e-3, "lr_scheduler_type": "constant", "logging_steps": 1}
     rows = {"per_device_train_batch_size": 4, "remove_unused_columns": False, "save_strategy": "no"}
-    student = student or DraftStudent(draft, target)
-    return DraftTrainer(
-        student,
-        Teacher(target, student.hidden_layers),
-        loss,
-        use or SamplingParams(),
-        meter or Meter([], SamplingParams()),
-        args=TrainingArguments(str(folder), **quiet | steps | rows | given),
-        train_dataset=examples(target) if data is None else data,
-        data_collator=Collator(),
-    )
+    student, data = student or DraftStudent(draft, target), examples(target) if data is None else data
+    own = {"args": TrainingArguments(str(folder), **quiet | steps | rows | given), "data_collator": Collator()}
+    use, meter = use or SamplingParams(), meter or Meter([], SamplingParams())
+    return DraftTrainer(student, Teacher(target, student.hidden_layers), loss, use, meter, train_dataset=data, **own)
 
 
 def weights(module):

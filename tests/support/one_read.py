@@ -6,9 +6,8 @@ import torch
 
 from hf_speculative.call import decoding
 from hf_speculative.call.configuration import as_keywords
-from hf_speculative.drafting import DraftModel, DynamicTreeDrafter
-from hf_speculative.models import RaggedModel
 from tests.support import fake_cuda, tiny
+from tests.support.drafters import beams
 
 SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 8}
 THREE = {"num_draft_tokens": 3}
@@ -47,10 +46,6 @@ def waits_by_round(monkeypatch, devices, run) -> list[list[fake_cuda.Wait]]:
         run()
     assert len(found) > 2
     return found
-
-
-def beams(draft):
-    return DynamicTreeDrafter(DraftModel(RaggedModel(draft, clamp_ids=True)), top_k=3)
 
 
 PROCESSORS = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 4, "eos_token_id": [5, 9]}

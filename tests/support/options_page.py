@@ -1,7 +1,5 @@
 """docs/options.md, written from the table of options: `python -m tests.support.options_page`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hf_speculative.call.option_table import CALL, GENERATION_CONFIG, GROUPS, Option

@@ -12,9 +12,7 @@ from tests.support import tiny
 
 NEW = 24
 #: for `ContinuousBatchingConfig`, whose pages are in other numbers with flash attention; 5.17 does not switch to it
-NO_FLASH = {
-    name: False for name in inspect.signature(ContinuousBatchingConfig).parameters if name == "auto_switch_to_flash"
-}
+NO_FLASH = dict.fromkeys({"auto_switch_to_flash"} & {*inspect.signature(ContinuousBatchingConfig).parameters}, False)
 
 
 def plain(model, inputs, **kwargs):

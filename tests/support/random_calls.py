@@ -167,6 +167,5 @@ def compare_bits(seed: int, models: list, call: dict, drafts: dict) -> None:
         set_seed(seed)
         output = hs.generate(target, **copied(call) | {name: more[name] for name in more if name != "reproducible"})
         found.append([output.sequences, *output.scores, random_state(str(target.device))])
-    assert len(found[0]) == len(found[1]) and all(map(torch.equal, *found)), (
-        f"call {seed}: {type(target)}, {call}, {drafts}"
-    )
+    are_same = len(found[0]) == len(found[1]) and all(map(torch.equal, *found))
+    assert are_same, f"call {seed}: {type(target)}, {call}, {drafts}"

@@ -1,7 +1,5 @@
 """docs/assets/demo.svg, a recording of the demo for the README: `make recording`, on a quiet machine."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

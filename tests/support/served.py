@@ -1,7 +1,5 @@
 """Requests to an engine, and what plain `generate` gives for each of them alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

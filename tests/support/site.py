@@ -1,7 +1,5 @@
 """The documentation as a site: built, served on loopback, its files and links listed."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import subprocess

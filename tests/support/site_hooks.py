@@ -1,7 +1,5 @@
 """What mkdocs calls while it builds the site (`hooks` in mkdocs.yml): pages of the root, and links in docstrings."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

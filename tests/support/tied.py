@@ -3,8 +3,6 @@
 The targets' layers write little, so that the next token follows mostly from the last one, which the drafts know.
 """
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import torch

@@ -1,9 +1,9 @@
 """Models built in memory for the tests: tiny, seeded, and with drafts that partly agree with their target."""
 
-from __future__ import annotations
-
 import copy
+from contextlib import contextmanager
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -127,3 +127,11 @@ class CountForwards:
 
     def __exit__(self, *exception):
         self.hook.remove()
+
+
+@contextmanager
+def refused(model, message: str, error=ValueError):
+    """What is inside raises an `error` of this message before the first forward of the model."""
+    with CountForwards(model) as forwards, pytest.raises(error, match=message) as caught:
+        yield caught
+    assert not forwards.lengths, "refused before the first forward"

@@ -3,8 +3,6 @@
 An unrelated draft accepts nothing and tests nothing; so a draft here knows what its original knew, under other ids.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import json
@@ -68,9 +66,8 @@ def word_piece(vocab_size: int):
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=specials, show_progress=False)
     tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
+    given = [("[CLS]", 2), ("[SEP]", 3)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=given)
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
@@ -85,9 +82,8 @@ def characters(letters: str, eos: str | None = None):
 
 def _wrap(tokenizer: Tokenizer, bos: str | None, **names) -> PreTrainedTokenizerFast:
     if bos is not None:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
-        )
+        given = [(bos, tokenizer.token_to_id(bos))]
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=given)
         names["bos_token"] = bos
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", **names)
 
@@ -166,9 +162,6 @@ def pair():
 
 def speaking(draft, tokenizer, draft_tokenizer, mapping: str | None = None, **config) -> dict:
     """The arguments of a call with a draft of another vocabulary."""
-    return {
-        "draft_model": draft,
-        "tokenizer": tokenizer,
-        "assistant_tokenizer": draft_tokenizer,
-        "speculative_config": SpeculativeConfig(vocabulary_mapping=mapping, **config),
-    }
+    tokenizers = {"tokenizer": tokenizer, "assistant_tokenizer": draft_tokenizer}
+    config = SpeculativeConfig(vocabulary_mapping=mapping, **config)
+    return tokenizers | {"draft_model": draft, "speculative_config": config}

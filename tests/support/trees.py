@@ -1,7 +1,5 @@
 """Trees of draft tokens for the tests: random ones, in which the right continuation is often some branch."""
 
-from __future__ import annotations
-
 import inspect
 import random
 
@@ -147,12 +145,8 @@ def check_trees(model, rtol: float = 1e-3, atol: float = 2e-4) -> None:
     for round in range(6):
         num_rows, n = len(batch.rows), generator.randint(3, 8)
         parents = [random_parents(n, generator) for _ in range(num_rows)]
-        draft = hs.Draft(
-            torch.tensor([[generator.randrange(1, tiny.VOCAB) for _ in range(n)] for _ in range(num_rows)]),
-            None,
-            torch.full((num_rows,), n),
-            torch.tensor(parents),
-        )
+        tokens = torch.tensor([[generator.randrange(1, tiny.VOCAB) for _ in range(n)] for _ in range(num_rows)])
+        draft = hs.Draft(tokens, None, torch.full((num_rows,), n), torch.tensor(parents))
         if round % 2:  # the first nodes first, as a drafter does that grows the tree
             first = generator.randint(1, n - 1)
             batch.put(draft.tokens[:, :first], tree=Tree(draft.parents[:, :first], first))
@@ -171,9 +165,8 @@ def check_trees(model, rtol: float = 1e-3, atol: float = 2e-4) -> None:
                 torch.testing.assert_close(found[row, column], fresh, rtol=rtol, atol=atol)
             paths.append(path_to(parents[row], generator.randint(-1, n - 1)))
         path = torch.tensor([path + [0] * (n - len(path)) for path in paths])
-        verdict = hs.Verdict(
-            torch.tensor([len(path) for path in paths]), torch.randint(1, tiny.VOCAB, (num_rows,)), path=path
-        )
+        num_kept, newest = torch.tensor([*map(len, paths)]), torch.randint(1, tiny.VOCAB, (num_rows,))
+        verdict = hs.Verdict(num_kept, newest, path=path)
         chain, verdict, () = along_path(draft, verdict)
         batch.put(chain.tokens)
         batch.append(chain, verdict)

@@ -1,7 +1,5 @@
 """What two processes do as one group, over gloo on the CPU, each leaving its result in a file."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -23,9 +21,8 @@ def evaluate(folder: Path) -> dict:
 
     target = tiny.llama()
     given = {"generation_kwargs": {"max_new_tokens": 8}, "draft_model": tiny.noisy_copy(target)}
-    trainer = SpeculativeTrainer(
-        target, arguments(folder, per_device_eval_batch_size=2), speculative_config=CONSTANT, **given
-    )
+    own = arguments(folder, per_device_eval_batch_size=2)
+    trainer = SpeculativeTrainer(target, own, speculative_config=CONSTANT, **given)
     assert trainer.args.world_size == 2
     return {"even": trainer.evaluate(rows(12)), "uneven": trainer.evaluate(rows(11))}
 

@@ -4,8 +4,6 @@ A process is started with its rank, a port and a folder, and leaves there what b
 differently, and a collective that the other one does not come to fails after TIMEOUT.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json
@@ -77,9 +75,8 @@ def make_models(rank: int, folder: Path) -> None:
         distributed.barrier()
         MODELS[name], MODELS[f"sharded {name}"] = model, fully_sharded(model, model.model.layers)
         for way, config in (("split", {"tp_plan": "auto"}), ("staged", {"pp_size": 2})):
-            MODELS[f"{way} {name}"] = AutoModelForCausalLM.from_pretrained(
-                folder / name, distributed_config=DistributedConfig(**config)
-            )
+            own = DistributedConfig(**config)
+            MODELS[f"{way} {name}"] = AutoModelForCausalLM.from_pretrained(folder / name, distributed_config=own)
 
 
 def fully_sharded(model, layers):

@@ -31,11 +31,8 @@ from tests.support.branching import (
 from tests.support.cases import slow_but
 
 TREES = [[-1, -1, 0, 2], [-1, 0, 0, 2], [-1, 0, -1, 1], [-1, -1, 1, 2]]  # of depth 3
-SIBLINGS = {
-    "with replacement": with_replacement,
-    "without replacement": without_replacement,
-    "one drawn, others fixed": drawn_then_fixed,
-}
+SIBLINGS = {"with replacement": with_replacement, "without replacement": without_replacement}
+SIBLINGS["one drawn, others fixed"] = drawn_then_fixed
 
 
 def bias(rule, p, q, parents, length=5, **options):
@@ -45,11 +42,7 @@ def bias(rule, p, q, parents, length=5, **options):
 
 
 #: any two of tree, siblings and rule meet
-DRAWN = [
-    (BY_DISTRIBUTION[(i + j) % 2], parents, siblings)
-    for i, parents in enumerate(TREES)
-    for j, siblings in enumerate(SIBLINGS)
-]
+DRAWN = [(BY_DISTRIBUTION[(i + j) % 2], tree, kind) for i, tree in enumerate(TREES) for j, kind in enumerate(SIBLINGS)]
 
 
 @pytest.mark.parametrize("case", slow_but(DRAWN, DRAWN[5]), ids=str)
