@@ -300,7 +300,7 @@ class TestGraphs:
             assert ids(target.generate(**call, **settings)) == ids(expected)
         kinds = [kind for kind in pool._kept[target].idle.captured if kind[-2][1] > 1]
         assert len(kinds) > 3 and {replays.rounded_up(kind[-2][1]) for kind in kinds} == {kind[-2][1] for kind in kinds}
-        assert {kind[2][1] - kind[-2][1] for kind in kinds} == {1}, "columns follow from nodes"
+        assert {kind[3][1] - kind[-2][1] for kind in kinds} == {1}, "columns follow from nodes"
 
     def test_the_generator_that_replays_draw_from_is_known(self, gpus):
         weights = torch.ones(3, device="cuda:0")
