@@ -39,16 +39,16 @@ from .sampling_params import SamplingParams
 from .student import Student
 from .teacher import Teacher, TeacherOutputs
 
-#: texts of a step, and the most tokens of each
-TEXTS, MAX_LENGTH = 8, 512
+#: texts of a step, few so that its pause is short, and the most tokens of each
+TEXTS, MAX_LENGTH = 2, 512
 #: the newest texts, to learn from and to judge by; one in ONE_IN is for the latter
-TO_LEARN_FROM, TO_JUDGE_BY, ONE_IN = 256, 24, 5
-#: the fewest texts to judge by, and the steps between two judgements
-ENOUGH, STEPS = 8, 16
+TO_LEARN_FROM, TO_JUDGE_BY, ONE_IN = 256, 16, 5
+#: the fewest texts to learn from and to judge by, and the steps between two judgements
+ENOUGH, STEPS = 8, 32
 #: standard errors by which one of two drafts has to be better
 CLEARLY = 2.0
 #: of a draft that was trained before
-LEARNING_RATE = 2e-4
+LEARNING_RATE = 5e-4
 #: the share of the time, and the seconds that may be saved up, so that no pause gets long
 SHARE, MOST_SAVED = 0.05, 1.0
 
@@ -161,7 +161,7 @@ class Learner:
     def spend(self, seconds: float) -> None:
         """Decoding took so long: learn for a share of it. What fails ends learning, not the call."""
         self.balance = min(self.balance + self.share * seconds, MOST_SAVED)
-        if self.balance <= 0 or self.is_frozen or len(self.texts) < TEXTS or not _learning.acquire(blocking=False):
+        if self.balance <= 0 or self.is_frozen or len(self.texts) < ENOUGH or not _learning.acquire(blocking=False):
             return
         started = time.perf_counter()
         try:
