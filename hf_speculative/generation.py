@@ -158,7 +158,8 @@ def attach(
         raise ValueError(f"`model.generate` was already replaced by a {name}: undo that first, `del model.generate`.")
     draft = load_draft(draft_model, target)
     checks.check_model(target, "model")
-    if learn := learn or config.learn:
+    learn = config.learn if learn is None else learn
+    if learn is not None and learn is not False:
         learner = Learner.of(learn)
         drafter, methods = DRAFTS.split(draft)
         own_draft = learner.begin(target, drafter)

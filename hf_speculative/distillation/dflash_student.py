@@ -117,7 +117,7 @@ class DFlashStudent(HeadStudent):
 
     def _drawn(self, counted: Tensor) -> tuple[Tensor, Tensor]:
         """Anchors `(batch, n)` among the tokens that answers follow, and how many of these each stands for; 0 for filler."""
-        draws = torch.rand(counted.shape, device=counted.device).masked_fill(~counted, -1.0)
+        draws = torch.rand(counted.shape, device=counted.device, generator=self.generator).masked_fill(~counted, -1.0)
         size = max(1, min(self.num_anchors, int(counted.sum(1).max())))
         anchors = draws.topk(size, 1).indices.sort(1).values
         drawn = counted.gather(1, anchors)

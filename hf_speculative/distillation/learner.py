@@ -27,10 +27,11 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..call.option_types import wrong_type
 from ..drafting.wrapped import WrappedDrafter
 from ..interfaces import Drafter, Sampler
-from ..models import device_of, is_sharded, is_tested_multimodal
+from ..models import device_of, is_sharded, is_tested_multimodal, max_positions_of
 from ..models.loading import load_model
 from ..reports import files
 from ..types import Batch
+from .draft_student import check_fits
 from .examples import Collator, Example
 from .kinds import student_of
 from .losses import LOSSES, acceptance, agreement
@@ -45,6 +46,8 @@ TEXTS, MAX_LENGTH = 2, 512
 TO_LEARN_FROM, TO_JUDGE_BY, ONE_IN = 256, 16, 5
 #: the fewest texts to learn from and to judge by, and the steps between two judgements
 ENOUGH, STEPS = 8, 32
+#: what a smaller `top_p` is taken for: the likeliest token alone, in any case
+LEAST_TOP_P = 1e-6
 #: standard errors by which one of two drafts has to be better
 CLEARLY = 2.0
 #: of a draft that was trained before
@@ -69,6 +72,7 @@ class Learner:
 
     Attributes:
         is_frozen: set it to stop learning, and again to go on.
+        num_texts: taken to learn from or to judge by so far.
         num_steps: of the optimizer so far.
         num_taken_over: how often the copy was better, and its weights the draft's from then on.
         seconds: what learning has taken so far.
@@ -77,18 +81,22 @@ class Learner:
         ValueError: a value out of range.
     """
 
+    teacher: Teacher
+
     def __init__(
         self, folder: str | os.PathLike | None = None, share: float = SHARE, learning_rate: float = LEARNING_RATE
     ):
         if not 0 < share < 1:
             raise ValueError(f"`share={share}` of the time: give a number between 0 and 1.")
+        if folder is not None and not os.fspath(folder):
+            raise ValueError("`learn=''` names no folder: give one, or True.")
         if not learning_rate > 0:
             raise ValueError(f"`learning_rate={learning_rate}` learns nothing: give a positive number.")
-        self.folder = None if folder is None else Path(folder)
+        self.folder = None if folder is None else Path(folder).absolute()
         self.share, self.learning_rate = share, learning_rate
         self.draft: PreTrainedModel | None = None
         self.is_frozen = False
-        self.num_steps = self.num_taken_over = 0
+        self.num_texts = self.num_steps = self.num_taken_over = 0
         self.seconds = 0.0
 
     @classmethod
@@ -118,45 +126,58 @@ class Learner:
             raise ValueError(f"`learn`: drafts of a {type(target).__name__} learn from texts alone: leave it out.")
         if is_sharded(target) or is_sharded(draft):
             raise ValueError("`learn`: one of the models is sharded over processes: leave it out, or load it whole.")
-        if self.folder is not None:
-            files.make_folder("`learn`:", self.folder)
-            if (self.folder / "config.json").exists():
+        if self.draft is not None and self.teacher.target is not target:
+            raise ValueError("`learn` is a learner of another model: give each model its own.")
+        if self.folder is not None and (self.folder / "config.json").exists():
+            with _naming(self.folder):
                 draft = load_model(self.folder, dtype=draft.dtype).to(device_of(draft))
+                check_fits(draft, target)
+        if any(hasattr(module, "base_layer") for module in draft.modules()):
+            raise ValueError("`learn`: `draft_model` has adapters: merge them first, `merge_and_unload()`.")
         weights = list(draft.parameters())
         if getattr(draft, "is_quantized", False) or not all(one.is_floating_point() for one in weights):
             raise ValueError("`learn` trains weights, and those of `draft_model` are quantized: leave it out.")
         if not any(one.requires_grad for one in weights):
             raise ValueError("`learn`: all weights of `draft_model` are frozen: set `requires_grad`, or leave it out.")
-        self.draft = own = copy.deepcopy(draft)
-        self.current, self.student = student_of(own, target), student_of(copy.deepcopy(draft).float(), target)
-        self.teacher = Teacher(target, self.student.hidden_layers)
+        with torch.inference_mode(False):
+            own, learning = copy.deepcopy(draft).eval(), copy.deepcopy(draft).float().eval()
+            current, student = student_of(own, target), student_of(learning, target)
+            teacher = Teacher(target, student.hidden_layers)
+        if self.folder is not None:
+            files.make_folder("`learn`", self.folder)
+        self.draft, self.current, self.student, self.teacher = own, current, student, teacher
+        for one in (current, student):
+            one.generator = torch.Generator(device_of(target))
+        limits = (max_positions_of(target), max_positions_of(own))
+        self.max_length = min(MAX_LENGTH, *(limit - 1 for limit in limits if limit is not None))
         self.texts: deque[Example] = deque(maxlen=TO_LEARN_FROM)
         self.held_out: deque[Example] = deque(maxlen=TO_JUDGE_BY)
         self.use = SamplingParams()
         self.gains: list[float] = []
-        self.num_texts, self.balance = 0, 0.0
+        self.balance = 0.0
         self.random = random.Random(0)
         self._start_over()
         return own
 
-    def follow(self, drafter: Drafter, generation_config: GenerationConfig) -> Drafter:
-        """`drafter` in one call, whose texts are learned from.
+    def follow(self, model: PreTrainedModel, drafter: Drafter, generation_config: GenerationConfig) -> Drafter:
+        """`drafter` in one call of the target `model`, whose texts are learned from.
 
         Raises:
-            ValueError: there is no draft yet that learns.
+            ValueError: no draft of this model learns.
         """
-        if self.draft is None:
+        if self.draft is None or self.teacher.target is not model:
             raise ValueError("`learn` begins with `attach(model, draft_model, learn=...)`: give it there.")
         return _Followed(drafter, self, generation_config)
 
     def take(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """A text is finished: its tokens, of which those of the answer are learned from."""
-        answer = answer[:MAX_LENGTH]
-        if len(answer) < 2 or not prompt:
+        answer = answer[: self.max_length - 1]
+        if len(answer) < 2 or not prompt or self.is_frozen:
             return
-        example = Example(tuple(prompt[-max(1, MAX_LENGTH - len(answer)) :]), tuple(answer))
+        example = Example(tuple(prompt[-(self.max_length - len(answer)) :]), tuple(answer))
         self.num_texts += 1
-        (self.texts if self.num_texts % ONE_IN else self.held_out).append(example)
+        # By the prompt, so that nothing is judged by what was learned.
+        (self.texts if hash(example.prompt_ids) % ONE_IN else self.held_out).append(example)
 
     def spend(self, seconds: float) -> None:
         """Decoding took so long: learn for a share of it. What fails ends learning, not the call."""
@@ -239,7 +260,8 @@ class Learner:
 
     def _accepted(self, student: Student, lesson: TeacherOutputs) -> float:
         """The share of guesses that are accepted, as the last call draws its tokens."""
-        torch.manual_seed(0)  # blocks at the same places
+        assert student.generator is not None
+        student.generator.manual_seed(0)  # blocks at the same places
         outputs = student.module(**student.inputs(lesson))
         measure = acceptance if self.use.temperature else agreement
         return float(Objective(student, measure, self.use)(outputs, lesson)) / int(lesson.counted.sum())
@@ -251,15 +273,32 @@ class Learner:
 
     @contextmanager
     def _apart(self) -> Iterator[None]:
-        """Whatever the caller has set of torch, gradients are made, and its random numbers stay."""
+        """Whatever the caller has set of torch, gradients are made."""
         device = device_of(self.teacher.target)
-        with (
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            torch.autocast(device.type, enabled=False),
-            torch.random.fork_rng([device] if device.type == "cuda" else []),
-        ):
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
             yield
+
+
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    """Say of which draft an error tells."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise ValueError(f"`learn={str(folder)!r}` holds a draft that is of no use here: {error}") from error
+
+
+@contextmanager
+def frozen(learner: Learner | None) -> Iterator[None]:
+    """Nothing is learned within, such as where ways to decode are compared."""
+    if learner is None:
+        yield
+        return
+    before, learner.is_frozen = learner.is_frozen, True
+    try:
+        yield
+    finally:
+        learner.is_frozen = before
 
 
 class _Followed(WrappedDrafter):
@@ -288,5 +327,5 @@ def used(config: GenerationConfig) -> SamplingParams:
     """How a call draws its tokens."""
     if not config.do_sample:
         return SamplingParams(temperature=0.0)
-    top_p = 1.0 if config.top_p is None else config.top_p
-    return SamplingParams(config.temperature or 1.0, config.top_k or 0, top_p)
+    top_p = 1.0 if config.top_p is None else min(1.0, max(LEAST_TOP_P, config.top_p))
+    return SamplingParams(config.temperature or 1.0, max(0, config.top_k or 0), top_p)

@@ -43,6 +43,7 @@ class Student:
         hidden_layers: hidden states of the target that it reads, as `RecordingModel` counts them.
         vocabulary: `(drafted,)` target ids of its logits; `None`: the first `drafted` ids, in order.
         max_draft_tokens: the longest draft that it was made for; `None` for any.
+        generator: what it draws random numbers from; `None`: torch's global one.
     """
 
     module: nn.Module
@@ -50,6 +51,7 @@ class Student:
     hidden_layers: tuple[int, ...] = ()
     vocabulary: Tensor | None = None
     max_draft_tokens: int | None = None
+    generator: torch.Generator | None = None
 
     def inputs(self, lesson: TeacherOutputs) -> dict[str, Any]:
         """Keywords of the module's forward."""

@@ -12,10 +12,13 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call import checks
+from ..call.attached import attached_to
+from ..call.configuration import SpeculativeConfig
 from ..call.generation_settings import setting_of
 from ..call.option_table import DRAFTING, ROWS, SOURCES
 from ..call.option_types import WholeNumber
 from ..call.prompts import settings_of_rows
+from ..distillation.learner import frozen
 from ..reports import files
 from ..tokenizers.chat import chat_keywords, speaks_chat
 from ..tokenizers.loading import tokenizer_of
@@ -184,7 +187,7 @@ def evaluate(
         "is_chat": speaks_chat(tokenizer) and not raw,
     }
     plan = Plan(header, settings, None if results is None else Path(results))
-    with plan.locked(processes):
+    with plan.locked(processes), frozen((attached_to(model)[1] or SpeculativeConfig()).learn):
         return _run(plan, prompts, decoder, processes, task, progress, skip_failing, minutes)
 
 

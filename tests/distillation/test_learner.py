@@ -3,11 +3,12 @@
 import copy
 import pickle
 import time
+import warnings
 from contextlib import closing
 
 import pytest
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 import hf_speculative as hs
 from hf_speculative.distillation import learner as module
@@ -27,7 +28,7 @@ def draft_of(target, kind="draft model"):
     return lessons.new_student(kind, target).draft().eval()
 
 
-def attached(target, kind="draft model", num_texts=40, **settings):
+def attached(target, kind="draft model", num_texts=60, **settings):
     learner = hs.Learner(**{"share": 0.99, "learning_rate": 3e-3} | settings)
     examples = lessons.examples(target, num_texts, seed=3) if num_texts else []
     hs.attach(target, draft_of(target, kind), learn=learner, num_draft_tokens=3)
@@ -92,7 +93,7 @@ def test_tokens_under_a_seed_are_those_of_plain_generate(target):
 def test_the_target_and_the_draft_given_stay_as_they_are(target):
     draft = draft_of(target)
     before = [lessons.weights(target), lessons.weights(draft)]
-    learner, examples = hs.Learner(share=0.99, learning_rate=3e-3), lessons.examples(target, 40)
+    learner, examples = hs.Learner(share=0.99, learning_rate=3e-3), lessons.examples(target, 60)
     hs.attach(target.train(), draft, learn=learner)
     for example in examples:
         learner.take(example.prompt_ids, example.new_ids)
@@ -197,13 +198,88 @@ def test_short_texts_and_long_ones(target):
     learner = attached(target, num_texts=0)
     learner.take([1], [2])
     assert learner.num_texts == 0
-    learner.take(list(range(600)), list(range(100)))
-    (text,) = learner.texts
-    assert text.prompt_ids == tuple(range(600 - 412, 600)) and text.num_tokens == module.MAX_LENGTH
+    learner.take(list(range(600)), list(range(50)))
+    (text,) = [*learner.texts, *learner.held_out]
+    assert text.num_tokens == 127  # `target` has 128 positions
+    assert text.prompt_ids == tuple(range(600 - 77, 600))
+
+
+def test_nothing_is_judged_by_what_is_learned(target):
+    learner = attached(target, num_texts=0)
+    for number in range(60):
+        learner.take([number % 6, 3], [number, 5, 6])
+    learned, judged = ({text.prompt_ids for text in texts} for texts in (learner.texts, learner.held_out))
+    assert learned and judged and not learned & judged
+
+
+def test_a_draft_in_training_mode_is_judged_without_dropout():
+    config = LlamaConfig(
+        vocab_size=tiny.VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    config.attention_dropout = 0.5
+    target = tiny.llama()
+    learner = hs.Learner()
+    hs.attach(target, LlamaForCausalLM(config).train(), learn=learner)
+    (example,) = lessons.examples(target, 1)
+    assert learner._gain(example) == 0
+
+
+def test_a_setting_that_plain_generate_takes(target):
+    call = tiny.prompts(2) | {"do_sample": True, "max_new_tokens": 8, "top_p": 0.0}
+    torch.manual_seed(3)
+    plain = target.generate(**call)
+    learner = attached(target)
+    torch.manual_seed(3)
+    assert torch.equal(target.generate(**call, reproducible=True), plain)
+    assert learner.num_steps > 0
+
+
+def test_random_numbers_of_all_devices_stay(target, monkeypatch):
+    learner = attached(target, "dflash")
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("the global generators are seeded"))
+    before = torch.get_rng_state()
+    learn(learner, 40)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_evaluation_is_not_learned_from():
+    target, draft, tokenizer = hs.embedded_pair()
+    learner = hs.Learner()
+    hs.attach(target, draft, learn=learner)
+    hs.evaluate(target, dataset=["import os\n"], tokenizer=tokenizer, max_new_tokens=4, progress=False)
+    assert learner.num_texts == 0 and not learner.is_frozen
+    target.generate(**tokenizer("import os\n", return_tensors="pt"), max_new_tokens=4)
+    assert learner.num_texts == 1
+
+
+def test_each_model_has_its_own(target):
+    learner, other = attached(target), tiny.llama(seed=1)
+    with pytest.raises(ValueError, match="a learner of another model"):
+        hs.attach(other, draft_of(other), learn=learner)
+    config = hs.SpeculativeConfig(learn=learner)
+    with pytest.raises(ValueError, match="begins with `attach"):
+        hs.generate(other, **tiny.prompts(1), max_new_tokens=4, draft_model=draft_of(other), speculative_config=config)
+    draft = learner.draft
+    with pytest.raises(ValueError, match="frozen"):
+        hs.attach(target, _frozen(target), learn=learner)
+    assert learner.draft is draft, "what was refused changes nothing"
+
+
+def test_a_folder_with_a_draft_that_does_not_fit(target, tmp_path):
+    tiny.llama(vocab_size=2000).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"`learn='.*'` holds a draft that is of no use here"):
+        hs.attach(target, draft_of(target), learn=tmp_path)
 
 
 def _frozen(target):
     return draft_of(target).requires_grad_(False)
+
+
+def _adapted(target):
+    peft = pytest.importorskip("peft")
+    with warnings.catch_warnings():  # peft asks for names that transformers is about to change
+        warnings.simplefilter("ignore", FutureWarning)
+        return peft.get_peft_model(draft_of(target), peft.LoraConfig(target_modules=["q_proj"]))
 
 
 def _quantized(target):
@@ -219,7 +295,9 @@ def _quantized(target):
         (lambda target: None, True, "and `draft_model` is none"),
         (_frozen, True, "all weights of `draft_model` are frozen"),
         (_quantized, True, "are quantized"),
+        (_adapted, True, "merge them first"),
         (draft_of, 3, "of type int"),
+        (draft_of, "", "names no folder"),
     ],
 )
 def test_what_cannot_learn_is_refused(target, draft, learn, message):
