@@ -149,7 +149,7 @@ class Learner:
         for one in (current, student):
             one.generator = torch.Generator(device_of(target))
         limits = (max_positions_of(target), max_positions_of(own))
-        self.max_length = min(MAX_LENGTH, *(limit - 1 for limit in limits if limit is not None))
+        self.max_length = min([MAX_LENGTH, *(limit - 1 for limit in limits if limit is not None)])
         self.texts: deque[Example] = deque(maxlen=TO_LEARN_FROM)
         self.held_out: deque[Example] = deque(maxlen=TO_JUDGE_BY)
         self.use = SamplingParams()
@@ -177,7 +177,7 @@ class Learner:
         example = Example(tuple(prompt[-(self.max_length - len(answer)) :]), tuple(answer))
         self.num_texts += 1
         # By the prompt, so that nothing is judged by what was learned.
-        (self.texts if hash(example.prompt_ids) % ONE_IN else self.held_out).append(example)
+        (self.texts if hash(tuple(prompt)) % ONE_IN else self.held_out).append(example)
 
     def spend(self, seconds: float) -> None:
         """Decoding took so long: learn for a share of it. What fails ends learning, not the call."""

@@ -204,6 +204,11 @@ def test_short_texts_and_long_ones(target):
     assert text.prompt_ids == tuple(range(600 - 77, 600))
 
 
+def test_models_without_a_limit_of_positions(target, monkeypatch):
+    monkeypatch.setattr(module, "max_positions_of", lambda model: None)
+    assert attached(target).max_length == module.MAX_LENGTH
+
+
 def test_nothing_is_judged_by_what_is_learned(target):
     learner = attached(target, num_texts=0)
     for number in range(60):
