@@ -12,7 +12,7 @@ import threading
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
@@ -37,7 +37,6 @@ from .call.output import GenerateSpeculativeOutput
 from .call.preparation import checked, load_draft
 from .call.sources import is_configured, source_of
 from .call.statistics import Statistics
-from .distillation.learner import Learner
 from .drafting.source import DraftSource
 from .hf_compat import ContinuousMixin
 from .interfaces import Drafter
@@ -45,6 +44,9 @@ from .models import modes_of_a_call, pool
 from .models.model_state import forget
 from .models.shallow import REPLACED
 from .types import Round
+
+if TYPE_CHECKING:
+    from .distillation.learner import Learner
 
 #: what may draft: a model, its name, a method, a drafter of your own, or several of these
 DraftModel: TypeAlias = "PreTrainedModel | str | Drafter | DraftSource | Sequence[PreTrainedModel | str | Drafter]"
@@ -160,6 +162,8 @@ def attach(
     checks.check_model(target, "model")
     learn = config.learn if learn is None else learn
     if learn is not None and learn is not False:
+        from .distillation.learner import Learner  # with all that trains drafts
+
         learner = Learner.of(learn)
         drafter, methods = DRAFTS.split(draft)
         own_draft = learner.begin(target, drafter)

@@ -146,8 +146,7 @@ class Learner:
         if self.folder is not None:
             files.make_folder("`learn`", self.folder)
         self.draft, self.current, self.student, self.teacher = own, current, student, teacher
-        for one in (current, student):
-            one.generator = torch.Generator(device_of(target))
+        self.generator = current.generator = student.generator = torch.Generator(device_of(target))
         limits = (max_positions_of(target), max_positions_of(own))
         self.max_length = min([MAX_LENGTH, *(limit - 1 for limit in limits if limit is not None)])
         self.texts: deque[Example] = deque(maxlen=TO_LEARN_FROM)
@@ -260,8 +259,7 @@ class Learner:
 
     def _accepted(self, student: Student, lesson: TeacherOutputs) -> float:
         """The share of guesses that are accepted, as the last call draws its tokens."""
-        assert student.generator is not None
-        student.generator.manual_seed(0)  # blocks at the same places
+        self.generator.manual_seed(0)  # blocks at the same places
         outputs = student.module(**student.inputs(lesson))
         measure = acceptance if self.use.temperature else agreement
         return float(Objective(student, measure, self.use)(outputs, lesson)) / int(lesson.counted.sum())
