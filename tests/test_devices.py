@@ -134,11 +134,13 @@ class TestMoreReads:
         assert 1 < self.most(monkeypatch, gpus, target, call) <= 5
 
 
-@pytest.mark.parametrize("kind", slow_but(["dflash", "captured dflash", "captured eagle3", "gemma4", "bloom"], "bloom"))
+@pytest.mark.parametrize(
+    "kind", slow_but(["dflash", "captured dflash", "captured eagle3", "gemma4", "gpt_neo"], "gpt_neo")
+)
 def test_drafts_that_read_the_target_and_the_universal_path(kind, gpus):
     is_captured, kind = "captured" in kind, kind.removeprefix("captured ")
-    if kind == "bloom":
-        model = build("causal", "bloom")
+    if kind == "gpt_neo":
+        model = build("causal", "gpt_neo")
         draft, options = tiny.noisy_copy(model, 0.05), THREE
     elif kind == "eagle3":
         (model, draft), options = heads.made("reduced vocabulary"), THREE
@@ -162,7 +164,7 @@ def test_target_and_draft_apart(places, is_captured, gpus):
     assert ids(hs.generate(target, **call, draft_model=draft)) == ids(TARGET.generate(**prompts("cpu"), **SETTINGS))
 
 
-@pytest.mark.parametrize("kind", slow_but(["t5", "bloom"], "bloom"))
+@pytest.mark.parametrize("kind", slow_but(["t5", "gpt_neo"], "gpt_neo"))
 def test_a_draft_apart_on_the_universal_path(kind, gpus):
     model = build("seq2seq" if kind == "t5" else "causal", kind)
     draft = tiny.noisy_copy(model, 0.05)

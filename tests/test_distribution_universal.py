@@ -9,7 +9,11 @@ from tests.support.distributions import NEW, assert_all_found, exact_distributio
 from tests.support.enumeration import enumerate_texts
 
 #: encoder and decoder, hybrid, recurrent, ALiBi, vision
-CASES = [("seq2seq", "bart"), *(("causal", one) for one in ("qwen3_next", "mamba2", "bloom")), ("image-text", "llava")]
+CASES = [
+    ("seq2seq", "bart"),
+    *(("causal", one) for one in ("qwen3_next", "mamba2", "gpt_neo")),
+    ("image-text", "llava"),
+]
 
 
 @pytest.mark.parametrize(("mapping", "model_type"), CASES)

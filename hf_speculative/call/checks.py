@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from ..drafting.source import DraftSource
 from ..hf_compat import CACHE_ARGUMENTS, is_given_by_user, pad_token
 from ..interfaces import Drafter
-from ..models import Inputs, Path, artifacts, choose, states_unsupported_reason, weights_of_a_pass
+from ..models import Inputs, Path, artifacts, choose, counts_itself, states_unsupported_reason, weights_of_a_pass
 from ..models.checks import OTHERWISE as OTHERWISE
 from ..models.checks import check_model as check_model
 from ..models.checks import check_type as check_type
@@ -78,6 +78,8 @@ def check_bitwise(options: Options, model: PreTrainedModel, path: Path, inputs: 
     reason, way_out = None, WITHIN_ROUNDING
     if path.name != "ragged":
         reason, way_out = f"{type(model).__name__} {path.reason}", path.way_out or WITHIN_ROUNDING
+    elif counts_itself(model):
+        reason = f"{type(model).__name__} takes positions from its cache's length"
     elif options.source.writes_target:
         reason, way_out = f"`{options.source.name}` drafts into the target's own cache", "use another draft"
     elif is_given_by_user(inputs.cache) and inputs.cache.get_seq_length():

@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 from ..call import checks
 from ..models import (
     Inputs,
-    MultimodalModel,
     UniversalModel,
     choose,
     choose_for,
+    class_for,
     has_tested_modules,
     is_tested_ragged,
     is_tested_universal,
@@ -66,8 +66,8 @@ def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) ->
             deviation = ragged_deviation(model)
         else:
             inputs = _example_inputs(model, argument, example)
-            path = choose_for(model, inputs) if example else path
-            cached = MultimodalModel if path.has_media else UniversalModel
+            path = choose_for(model, inputs) if example or model.config.is_encoder_decoder else path
+            cached = class_for(inputs) if path.has_media else UniversalModel
             deviation = universal_deviation(model, inputs, is_draft=True, make_cached=cached)
     kind, why = path.name, path.reason
     # In half precision, recurrences differ between one long pass and many short ones by rounding alone.

@@ -207,10 +207,11 @@ class DraftModelSource(GivenModelSource):
     def _with_media(self, call: BuildContext) -> CachedModel | None:
         """The draft with the images or recordings of the prompt; `None` where there are none, or it does not take them."""
         draft, inputs = self.draft_model, call.inputs
-        if not inputs.has_media or call.model.config.is_encoder_decoder or draft.config.is_encoder_decoder:
+        if not inputs.has_media:
             return None
         prepared = models.inputs_for_draft(draft, call.model, inputs, call.generate_kwargs, call.inputs_tensor)
-        if not models.choose_for(draft, prepared, is_draft=True).has_media:
+        has_own_start = prepared.input_ids.shape != inputs.input_ids.shape  # a decoder's, put before the target's
+        if has_own_start or not models.choose_for(draft, prepared, is_draft=True).has_media:
             return None
         return multimodal_model(draft, prepared, True, call.execution)
 

@@ -1,6 +1,5 @@
 """Choose the cache of a model, once, before the first pass."""
 
-import inspect
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +10,7 @@ from .attention import mask_unsupported_reason
 from .cached_model import image_layers, num_cached_of_image
 from .inputs import Inputs
 from .masks import ATTENTION_TYPES, RECURRENT_TYPES
+from .positions import takes_positions
 from .probe import fits_multimodal, fits_ragged
 from .stepped import calls, unsteppable_reason
 
@@ -41,7 +41,9 @@ class Path:
 def choose(model: PreTrainedModel, is_draft: bool = False) -> Path:
     """The path of `model` for prompts of token ids; one that the tests do not cover is tried on random tokens, once."""
     reason = ragged_unsupported_reason(model)
-    if reason is None and not fits_ragged(model, is_draft):
+    if model.config.is_encoder_decoder:
+        reason = "is an encoder-decoder model"
+    elif reason is None and not fits_ragged(model, is_draft):
         reason = "computes different logits through a ragged cache than in plain steps"
     return Path("ragged") if reason is None else Path("universal", reason)
 
@@ -57,7 +59,11 @@ def choose_for(model: PreTrainedModel, inputs: Inputs, takes_media: bool = True,
         reason = "goes on from a cache that holds an image"
     if reason is None:
         return _asked_for(inputs) or choose(model, is_draft)
-    may_fit = takes_media and _has_media_alone(model, inputs) and choose(model, is_draft).name == "ragged"
+    may_fit = takes_media and _has_media_alone(model, inputs)
+    if "encoder_outputs" in inputs.model_kwargs:
+        may_fit = may_fit and ragged_unsupported_reason(model) is None
+    else:
+        may_fit = may_fit and choose(model, is_draft).name == "ragged"
     is_ragged = may_fit and fits_multimodal(model, inputs, is_draft)
     return Path("ragged", has_media=True) if is_ragged else Path("universal", reason)
 
@@ -107,8 +113,6 @@ def ragged_unsupported_reason(model: PreTrainedModel) -> str | None:
     """Why the ragged cache does not fit `model`, by its class and config alone; `None` if no reason is known."""
     config = model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if model.config.is_encoder_decoder:
-        return "is an encoder-decoder model"
     if "local" in (getattr(config, "attention_layers", None) or []):
         return "has local attention that counts its window from the cache's end"
     if not kinds <= LAYER_TYPES | RECURRENT_TYPES | NO_MIXER:
@@ -116,7 +120,6 @@ def ragged_unsupported_reason(model: PreTrainedModel) -> str | None:
     if (is_stateful(model) or kinds & RECURRENT_TYPES) and (reason := unsteppable_reason(model)):
         return reason
     attends = bool(kinds - {"linear_attention", "conv"} - NO_MIXER)
-    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    if attends and (not takes_positions or calls(model, "get_query_offset")):
+    if attends and (not takes_positions(model) or calls(model, "get_query_offset")):
         return "takes positions from its cache's length rather than from `position_ids`"
     return mask_unsupported_reason(model) if attends else None

@@ -18,11 +18,13 @@ from .attention import takes_masks
 from .cached_model import device_of
 from .capture import Capture, CudaGraph, failed_on
 from .choice import Path, choose
+from .encoder_decoder import class_for
 from .folder import FOLDER, OFF
 from .inputs import Inputs
 from .masks import is_recurrent
 from .model_state import kept_with
 from .multimodal import AheadMultimodalModel, MultimodalModel, StaticMultimodalModel
+from .positions import counts_itself
 from .ragged import RaggedModel
 from .recording import AheadRecordingModel, RecordingModel, RecordingUniversalModel, StaticRecordingModel
 from .sharding import group_of, is_sharded
@@ -71,6 +73,8 @@ def multimodal_model(
     model: PreTrainedModel, inputs: Inputs, clamp_ids: bool = False, execution: Execution = EAGER
 ) -> MultimodalModel:
     """A ragged model for a prompt of more than ids."""
+    if (kind := class_for(inputs)) is not MultimodalModel:
+        return kind(model, inputs, clamp_ids)
     if (capture := capture_of(model, execution)) is not None:
         return StaticMultimodalModel(model, inputs, clamp_ids, capture=capture)
     if (run := compiled_pass(model, execution)) is not None:
@@ -170,6 +174,10 @@ def uncompilable_reason(model: PreTrainedModel) -> str | None:
 
 def eager_reason(model: PreTrainedModel) -> str | None:
     """Why they can neither be compiled nor captured; `None` if they can."""
+    if model.config.is_encoder_decoder:
+        return "attends to an encoder's output, which other passes do not take"
+    if counts_itself(model):
+        return "takes positions from its cache's length"
     if not takes_masks(model):
         return "reads prompts by an attention that takes no explicit mask"
     for name, module in model.named_modules():

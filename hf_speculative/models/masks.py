@@ -10,6 +10,7 @@ from transformers import CacheLayerMixin, DynamicCache, PreTrainedModel
 
 from ..hf_compat import attention_name, cache_argument
 from ..types import Tree
+from .positions import position_keyword
 from .ragged_cache import RaggedCache
 
 #: the attention of layers by their type
@@ -76,8 +77,9 @@ class AttentionLayers:
         self.kinds = {ATTENTION_TYPES[kind] for kind in kinds if kind in ATTENTION_TYPES}
         self.windows = [self.window if "sliding" in kind else None for kind in kinds]
         self.are_recurrent, parameters = is_recurrent(model), signature(model.forward).parameters
-        #: the keyword of the cache, and whether the model can leave out the logits of some columns
+        #: keywords of the cache and of positions, and whether the model can leave out the logits of some columns
         self.cache_name, self.keeps_logits = cache_argument(parameters), "logits_to_keep" in parameters
+        self.positions_name = position_keyword(model)
         layers = DynamicCache(config=self.config).layers if self.are_recurrent else []
         self.num_states = [getattr(layer, "number_of_states", 0) for layer in layers]
         self.attends = [isinstance(layer, CacheLayerMixin) for layer in layers]
@@ -111,7 +113,9 @@ class AttentionLayers:
             asked: what else the model is given.
         """
         cache.recurrence.enter(ids.shape[1], is_filler)
-        given = {self.cache_name: cache} | ({"position_ids": positions} if self.attend else {}) | asked
+        given = {self.cache_name: cache} | asked
+        if self.attend and self.positions_name is not None:
+            given[self.positions_name] = positions
         outputs = forward(input_ids=ids, attention_mask=mask, use_cache=True, return_dict=True, **given)
         cache.recurrence.leave()
         return outputs

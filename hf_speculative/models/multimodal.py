@@ -54,6 +54,7 @@ class MultimodalModel(RaggedModel):
             if getattr(layer, "is_sliding", False):
                 layer.activate_past_recording()  # the prompt's end may be read again, with what precedes its window
         logits = reader.logits(prompts, ahead=0, num_last=1)
+        self._keep(reader)
         slots = prompts.lengths - prompts.padding
         self._begin(prompts, ahead=0)
         self.load(reader.rewinder.cache, prompts)
@@ -65,6 +66,9 @@ class MultimodalModel(RaggedModel):
             super().select(lanes)
             logits = logits[uploaded(lanes, logits.device, torch.long)]
         return logits
+
+    def _keep(self, reader: UniversalModel) -> None:
+        """Keep what later passes need of the prompt beside its keys and values."""
 
     def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
         if self.seen is None:

@@ -19,6 +19,7 @@ from .alone import read_alone
 from .attention import takes_masks, with_folded_attention
 from .cached_model import device_of, last_id, reads_length
 from .masks import AttentionLayers, Nodes, nodes_of
+from .positions import Columns, counts_itself, with_given_positions
 from .ragged_cache import RaggedLayer
 from .stepped import with_stepped_mixers
 
@@ -34,7 +35,9 @@ class RaggedModel(CachedModel):
     recorded: tuple[int, ...] = ()
 
     def __init__(self, model: PreTrainedModel, clamp_ids: bool = False):
-        self.original, self.model = model, with_stepped_mixers(with_folded_attention(model))
+        self.columns, self.counts_columns = Columns(), counts_itself(model)
+        self.original = model
+        self.model = with_given_positions(with_stepped_mixers(with_folded_attention(model)), self.columns)
         self.last_id = last_id(model) if clamp_ids else None
         self.layers = AttentionLayers(model)
         self.reads_prompts = not takes_masks(model)
@@ -55,7 +58,7 @@ class RaggedModel(CachedModel):
 
     @functools.cached_property
     def shares_prefixes(self) -> bool:  # type: ignore[override]
-        return not (reads_length(self.original) or self.layers.are_recurrent)
+        return not (reads_length(self.original) or self.layers.are_recurrent or self.counts_columns)
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         ends, widths = self._begin(batch, ahead)
@@ -93,8 +96,12 @@ class RaggedModel(CachedModel):
 
         self.cache.recurrence.begin(self.host_seen, width, ahead, has_filler)
         keep = {"logits_to_keep": num_last} if self.layers.keeps_logits else {}
+        if self.counts_columns:
+            keys = columns_from(self.seen.new_zeros(1).to(self.device), end)
+            self.columns.depths, self.columns.depths_of_keys = position_ids, nodes.positions(keys) if nodes else keys
         if any(self.offsets):
             position_ids = position_ids + uploaded(self.offsets, self.device)[:, None]
+        self.columns.positions, self.columns.num_positions = position_ids, end + max(self.offsets)
         outputs = self.layers.run(self.run, self.cache, input_ids, position_ids, attention_mask, is_filler, **keep)
         self._finish(ends, first + width)
         return outputs.logits[:, -num_last:].to(batch.tokens.device)
@@ -103,7 +110,8 @@ class RaggedModel(CachedModel):
         """Each row's tokens once the pass is over, and the columns that it feeds."""
         if self.seen is None:
             self.cache.begin(len(batch.rows), limit=batch.max_length + ahead)
-            self.host_seen, self.offsets = [0] * len(batch.rows), [0] * len(batch.rows)
+            self.host_seen = [0] * len(batch.rows)
+            self.offsets = list(batch.host_padding) if self.counts_columns else [0] * len(batch.rows)
             self.seen = torch.zeros_like(batch.lengths)
             self.cache.recurrence.reset(len(batch.rows))
             if self.reads_alone:

@@ -14,7 +14,7 @@ from transformers.models.auto import modeling_auto
 
 import hf_speculative as hs
 from hf_speculative.call import parts as assembly
-from hf_speculative.models import choose_for, probe
+from hf_speculative.models import choose_for, prepared_inputs, probe
 from tests.support import tiny
 from tests.support.trees import check_trees
 
@@ -179,7 +179,7 @@ def compare(result: Result, mapping: str, model_type: str, seed: int, spreads: i
                 break
         if kind == "one row":
             result.outcome, result.message, result.notes = path, "", notes
-            result.trees = trees_are_exact(model) if path == "ragged" else None
+            result.trees = trees_are_exact(mapping, model) if path == "ragged" else None
 
 
 def batches(mapping: str, model, seed: int) -> Iterator[tuple[str, int, dict]]:
@@ -213,9 +213,10 @@ def speculative(model, draft, inputs: dict):
     return found, path, stats.draft_acceptance_rate
 
 
-def trees_are_exact(model) -> bool:
+def trees_are_exact(mapping: str, model) -> bool:
+    has_encoder = model.config.is_encoder_decoder
     try:
-        check_trees(model)
+        check_trees(model, prepared_inputs(model, prompts(mapping, model, 4)) if has_encoder else None)
     except (AssertionError, *probe.DOES_NOT_RUN):
         return False
     return True

@@ -38,7 +38,7 @@ def named(target):
 
 def test_which_sources_are_tried_on_a_target(target, tmp_path):
     assert named(target) == {"early_exit at layer 1", "ngram", "auto"}
-    assert named(build("causal", "bloom")) == {"ngram", "auto"}, "no layers of its own"
+    assert named(build("causal", "gpt_neo")) == {"ngram", "auto"}, "no layers of its own"
     assert named(tied.with_mtp(tmp_path)) == {"early_exit at layer 1", "ngram", "mtp"}, "auto is mtp there"
 
 

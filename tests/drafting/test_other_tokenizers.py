@@ -293,7 +293,7 @@ def test_refused_before_the_first_forward(name):
 
 
 @pytest.mark.parametrize("mapping", ["strings", "intersection"])
-@pytest.mark.parametrize("model_type", ["bloom", "mamba2"])
+@pytest.mark.parametrize("model_type", ["gpt_neo", "mamba2"])
 def test_a_draft_on_the_universal_path(model_type, mapping):
     """Its cache is transformers' own, and its prompt is the text in its own ids."""
     target = architectures.build("causal", model_type)

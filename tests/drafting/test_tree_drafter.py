@@ -168,7 +168,7 @@ def test_a_threshold_ends_no_guess_early(target, method):
 
 
 def test_models_on_the_universal_path_get_chains():
-    model = build("causal", "bloom")
+    model = build("causal", "gpt_neo")
     call = tiny.prompts(2, width=12) | {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
     assert agrees(model, call, draft_model="auto", num_draft_tokens=3).num_accepted_draft_tokens > 0
 

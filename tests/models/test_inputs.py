@@ -74,8 +74,8 @@ def test_inputs_embeds(target, draft, with_ids):
 def test_a_universal_draft_needs_the_ids():
     target = tiny.llama(vocab_size=99)
     embeds = target.get_input_embeddings()(tiny.prompts(1)["input_ids"]).detach()
-    with pytest.raises(ValueError, match=r"BloomForCausalLM needs the prompt's ids.*pass `input_ids=`"):
-        hs.generate(target, inputs_embeds=embeds, **NEW, draft_model=build("causal", "bloom"))
+    with pytest.raises(ValueError, match=r"GPTNeoForCausalLM needs the prompt's ids.*pass `input_ids=`"):
+        hs.generate(target, inputs_embeds=embeds, **NEW, draft_model=build("causal", "gpt_neo"))
 
 
 @pytest.mark.parametrize("given", ["inputs_embeds", "encoder_outputs"])
@@ -123,7 +123,7 @@ ODD_MASKS = torch.tensor([[int(is_shown) for is_shown in row] for row in ODD_ROW
 ODD_IDS = torch.randint(1, 60, ODD_MASKS.shape, generator=torch.Generator().manual_seed(7))
 ODD_SOURCES = {
     "a draft of its own path": lambda model: {"draft_model": tiny.noisy_copy(model, 0.05)},
-    "a universal draft": lambda model: {"draft_model": build("causal", "bloom")},
+    "a universal draft": lambda model: {"draft_model": build("causal", "gpt_neo")},
     "a ragged draft": lambda model: {"draft_model": tiny.llama(vocab_size=model.config.vocab_size)},
     "prompt lookup": lambda model: {"prompt_lookup_num_tokens": 3},
 }
@@ -133,8 +133,8 @@ ODD_SOURCES = {
 ODD_CASES = [
     ("llama", "a ragged draft"),
     ("llama", "a universal draft"),
-    ("bloom", "a draft of its own path"),
-    ("bloom", "a ragged draft"),
+    ("gpt_neo", "a draft of its own path"),
+    ("gpt_neo", "a ragged draft"),
     ("gemma3_text", "a draft of its own path"),
     ("gpt2", "prompt lookup"),
     ("opt", "a draft of its own path"),
@@ -168,7 +168,7 @@ def test_a_pad_id_inside_the_prompt(target, draft, batch_size):
     for source in ({"draft_model": target}, {"draft_model": draft}, {"prompt_lookup_num_tokens": 3}):
         stats = agrees(target, NEW | {"inputs": ids}, **source)
         assert source.get("draft_model") is not target or stats.draft_acceptance_rate == 1
-    for shown in (draft, build("causal", "bloom")):  # and not from the draft alone
+    for shown in (draft, build("causal", "gpt_neo")):  # and not from the draft alone
         prepared = inputs_for_draft(shown, target, Inputs(ids, GenerationConfig(max_length=30), {}), {}, ids)
         assert prepared.attention_mask is None
 

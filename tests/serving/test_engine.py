@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import BloomConfig, BloomForCausalLM, LogitsProcessor
+from transformers import GPTNeoConfig, GPTNeoForCausalLM, LogitsProcessor
 
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.schedules import Costs
@@ -266,9 +266,10 @@ def test_what_is_over_is_forgotten(target, draft, monkeypatch):
 
 
 def test_what_no_request_could_use_is_refused_at_once(target):
-    bloom = BloomForCausalLM(BloomConfig(**tiny.COMMON, hidden_size=16, n_layer=1, n_head=2)).eval()
+    sizes = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]]}
+    neo = GPTNeoForCausalLM(GPTNeoConfig(**tiny.COMMON, **sizes)).eval()
     refused = {name: {name: -1} for name in ("max_lanes", "max_waiting", "max_length")}
-    refused["requests come and go, and BloomForCausalLM"] = {"draft_model": bloom}
+    refused["requests come and go, and GPTNeoForCausalLM"] = {"draft_model": neo}
     for words, settings in refused.items():
         with pytest.raises(ValueError, match=words), running(target, **settings):
             pass

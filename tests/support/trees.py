@@ -6,8 +6,10 @@ import random
 import torch
 
 import hf_speculative as hs
-from hf_speculative.hf_compat import CACHE
-from hf_speculative.models import RaggedModel
+from hf_speculative.hf_compat import CACHE, tree_map_only
+from hf_speculative.models import Inputs, RaggedModel
+from hf_speculative.models.encoder_decoder import EncoderDecoderModel
+from hf_speculative.models.positions import counts_itself
 from hf_speculative.types import Batch, Tree, along_path
 from tests.support import tiny
 
@@ -119,8 +121,16 @@ def path_to(parents, node: int) -> list[int]:
     return [] if node < 0 else [*path_to(parents, parents[node]), node]
 
 
-def plain_logits(model, ids: list[int]) -> torch.Tensor:
-    """What follows `ids` with plain `generate`'s positions, `(vocab,)`: in one pass where attention is causal."""
+@torch.no_grad()
+def plain_logits(model, ids: list[int], pad: int) -> torch.Tensor:
+    """What follows `ids` with plain `generate`'s positions, `(vocab,)`: in one pass where attention is causal.
+
+    Args:
+        pad: columns in front, which count where a model counts its columns.
+    """
+    if pad and counts_itself(model):
+        mask = torch.tensor([[0] * pad + [1] * len(ids)])
+        return model(torch.tensor([[0] * pad + ids]), attention_mask=mask).logits[0, -1]
     sees_later = getattr(model.config.get_text_config(decoder=True), "use_bidirectional_attention", False)
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters
     step, past = 1 if sees_later else len(ids), None
@@ -132,14 +142,28 @@ def plain_logits(model, ids: list[int]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def check_trees(model, rtol: float = 1e-3, atol: float = 2e-4) -> None:
+def decoder_logits(model, ids: list[int], inputs: Inputs, row: int) -> torch.Tensor:
+    """Those after `ids`, without a cache."""
+    given = {name: inputs.model_kwargs.get(name) for name in ("encoder_outputs", "attention_mask")}
+    given = tree_map_only(torch.Tensor, lambda part: part[row : row + 1], given)
+    return model(decoder_input_ids=torch.tensor([ids]), use_cache=False, **given).logits[0, -1]
+
+
+@torch.no_grad()
+def check_trees(model, inputs: Inputs | None = None, rtol: float = 1e-3, atol: float = 2e-4) -> None:
     """Each node sees its own path and nothing else, and what is kept is a chain again.
 
     Random branching trees, random paths kept, a row that leaves; a tree fed at once or in two passes.
+
+    Args:
+        inputs: of four rows, for a decoder of an encoder.
     """
-    inputs = tiny.prompts(4, vocab_size=model.config.get_text_config(decoder=True).vocab_size)
-    padding = (1 - inputs["attention_mask"]).sum(1).tolist()
-    batch, cached = Batch(inputs["input_ids"], padding, max_length=60), RaggedModel(model)
+    prompts = tiny.prompts(4, vocab_size=model.config.get_text_config(decoder=True).vocab_size)
+    padding = (1 - prompts["attention_mask"]).sum(1).tolist()
+    if inputs is None:
+        batch, cached = Batch(prompts["input_ids"], padding, max_length=60), RaggedModel(model)
+    else:
+        batch, cached = Batch(inputs.input_ids, [0] * 4, max_length=60), EncoderDecoderModel(model, inputs)
     generator = random.Random(0)
     cached.prefill(batch)
     for round in range(6):
@@ -161,7 +185,11 @@ def check_trees(model, rtol: float = 1e-3, atol: float = 2e-4) -> None:
             for column, node in enumerate(known):
                 path = path_to(parents[row], node)
                 ids = [*batch.tokens[row, pad:length].tolist(), *draft.tokens[row, path].tolist()]
-                fresh = plain_logits(model, ids)
+                fresh = (
+                    plain_logits(model, ids, pad)
+                    if inputs is None
+                    else decoder_logits(model, ids, inputs, batch.rows[row])
+                )
                 torch.testing.assert_close(found[row, column], fresh, rtol=rtol, atol=atol)
             paths.append(path_to(parents[row], generator.randint(-1, n - 1)))
         path = torch.tensor([path + [0] * (n - len(path)) for path in paths])
