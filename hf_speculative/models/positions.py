@@ -6,7 +6,7 @@ the pass's columns, so that rows may have lengths of their own.
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,13 +63,13 @@ def with_given_positions(model: PreTrainedModel, columns: Columns) -> PreTrained
 
 
 def _twin_of(module: nn.Module) -> Callable[[nn.Module, Columns], nn.Module] | None:
-    kind: Hashable = type(module)
+    kind: Any = type(module)
     make = _twin_of_kind(kind)
     return None if make is _absolute and module._modules else make
 
 
 @functools.cache
-def _twin_of_kind(kind: type) -> Callable[[nn.Module, Columns], nn.Module] | None:
+def _twin_of_kind(kind: Any) -> Callable[[nn.Module, Columns], nn.Module] | None:
     if hasattr(kind, "compute_bias"):
         return _relative
     if hasattr(kind, "build_alibi_tensor"):
