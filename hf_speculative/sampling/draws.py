@@ -7,6 +7,8 @@ from torch import Tensor
 
 #: the most tokens, and the fewest, of a part of the vocabulary when a token is drawn by sums
 MOST_OF_PART, FEWEST_OF_PART = 512, 16
+#: tokens for each that has a probability, from which on those are looked for
+FEWEST_IMPOSSIBLE = 8
 
 
 def exponential_race(probs: Tensor, noise: Tensor) -> Tensor:
@@ -15,6 +17,14 @@ def exponential_race(probs: Tensor, noise: Tensor) -> Tensor:
     `torch.multinomial` draws one sample in this very way. A token of probability 0 cannot win.
     """
     return (probs / noise).argmax(-1)
+
+
+def race_of_possible(probs: Tensor, noise: Tensor) -> int:
+    """The same for one position, `(vocab,)` on a CPU: where few tokens have a probability, the others' noise is not read."""
+    if FEWEST_IMPOSSIBLE * int(probs.count_nonzero()) > len(probs):
+        return int(exponential_race(probs, noise))
+    possible = probs.nonzero()[:, 0]
+    return int(possible[exponential_race(probs[possible], noise[possible])])
 
 
 def inverse_transform(probs: Tensor, uniform: Tensor) -> Tensor:

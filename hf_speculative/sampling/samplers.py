@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ..interfaces import Sampler
 from ..types import Batch, Tree
-from .draws import exponential_race, inverse_transform
+from .draws import exponential_race, inverse_transform, race_of_possible
 from .logits_processors import Processors
 from .sample_method import CHOSEN, DRAWN, LIKELIEST, MeasuredChoice
 
@@ -225,6 +225,16 @@ class Coupled(ProcessedSampler):
         return super().confidences(SHARPNESS * race, ahead)
 
     def categorical(self, probs: Tensor, ahead: int = 0, tree: Tree | None = None) -> Tensor:
+        if probs.device.type == "cpu":  # without a copy of the noise
+            depths = [range(probs.shape[1])] * len(probs) if tree is None else tree.depths.tolist()
+            races = [
+                [
+                    race_of_possible(one, self.noise_of(step + ahead + depth)[row])
+                    for one, depth in zip(*own, strict=True)
+                ]
+                for *own, row, step in zip(probs, depths, self.rows, self.steps, strict=True)
+            ]
+            return torch.tensor(races).view(probs.shape[:2])
         noise = self._noise(ahead, probs.shape[1] if tree is None else tree.depth + 1)
         if tree is not None:  # plain decoding gets to one of the nodes of a depth, at the step of that depth
             noise = noise[torch.arange(len(noise), device=noise.device)[:, None], tree.depths.to(noise.device)]

@@ -14,7 +14,7 @@ from transformers.models.auto import modeling_auto
 
 import hf_speculative as hs
 from hf_speculative.call import parts as assembly
-from hf_speculative.models import choose_for, prepared_inputs, probe
+from hf_speculative.models import choose_for, execution, prepared_inputs, probe
 from tests.support import tiny
 from tests.support.trees import check_trees
 
@@ -44,6 +44,7 @@ class Result:
 
     Attributes:
         trees: its logits for a branching tree of draft tokens are those of the paths one by one; `None` if it takes none.
+        passes: which fast ones it takes, "compiled" on a CPU and "captured" on a GPU; `None` off the ragged path.
     """
 
     mapping: str
@@ -53,6 +54,7 @@ class Result:
     notes: list[str] = field(default_factory=list)
     acceptance: float | None = None
     trees: bool | None = None
+    passes: list[str] | None = None
     seconds: float = 0.0
 
 
@@ -179,7 +181,8 @@ def compare(result: Result, mapping: str, model_type: str, seed: int, spreads: i
                 break
         if kind == "one row":
             result.outcome, result.message, result.notes = path, "", notes
-            result.trees = trees_are_exact(mapping, model) if path == "ragged" else None
+            if path == "ragged":
+                result.trees, result.passes = trees_are_exact(mapping, model), fast_passes(model)
 
 
 def batches(mapping: str, model, seed: int) -> Iterator[tuple[str, int, dict]]:
@@ -211,6 +214,11 @@ def speculative(model, draft, inputs: dict):
         found = hs.generate(model, **inputs, **GREEDY, draft_model=draft, num_draft_tokens=4)
     path = choose_for(*chosen.call_args.args).name
     return found, path, stats.draft_acceptance_rate
+
+
+def fast_passes(model) -> list[str]:
+    reasons = {"compiled": execution.uncompilable_reason(model), "captured": execution.eager_reason(model)}
+    return [kind for kind, reason in reasons.items() if reason is None]
 
 
 def trees_are_exact(mapping: str, model) -> bool:

@@ -25,7 +25,58 @@ TITLES = {
     "speech": "Speech-to-text models",
     "image-text": "Image-text-to-text models",
 }
+#: types that many people use, and models of them
+COMMON = {
+    "causal": {
+        "llama": "Llama 2 and 3, SmolLM2, TinyLlama, Yi",
+        "qwen2": "Qwen 2 and 2.5, DeepSeek R1 distilled",
+        "qwen3": "Qwen3",
+        "qwen3_moe": "Qwen3 30B-A3B, 235B-A22B",
+        "qwen3_next": "Qwen3-Next",
+        "qwen3_5_text": "Qwen3.5, text alone",
+        "gemma2": "Gemma 2",
+        "gemma3_text": "Gemma 3 270M and 1B",
+        "gemma4_text": "Gemma 4, text alone",
+        "mistral": "Mistral 7B, Zephyr",
+        "mixtral": "Mixtral",
+        "ministral3": "Ministral 3",
+        "phi3": "Phi-3 and 4",
+        "gpt2": "GPT-2, DistilGPT2",
+        "gpt_neox": "Pythia",
+        "gpt_oss": "gpt-oss",
+        "opt": "OPT",
+        "bloom": "BLOOM",
+        "falcon": "Falcon",
+        "deepseek_v3": "DeepSeek V3, R1, Kimi K2",
+        "glm4_moe": "GLM-4.5 to 4.7",
+        "smollm3": "SmolLM3",
+        "olmo2": "OLMo 2",
+        "granite": "Granite 3",
+        "granitemoehybrid": "Granite 4",
+        "cohere2": "Command A, R7B",
+        "starcoder2": "StarCoder2",
+        "lfm2": "LFM2",
+        "falcon_h1": "Falcon-H1",
+        "nemotron_h": "Nemotron-H, Nemotron 3",
+    },
+    "seq2seq": {"t5": "T5, FLAN-T5", "bart": "BART", "marian": "Opus-MT", "m2m_100": "M2M100, NLLB"},
+    "speech": {"whisper": "Whisper, Distil-Whisper"},
+    "image-text": {
+        "qwen2_5_vl": "Qwen2.5-VL",
+        "qwen3_vl": "Qwen3-VL",
+        "gemma3": "Gemma 3 from 4B on",
+        "llava": "LLaVA",
+        "smolvlm": "SmolVLM",
+    },
+}
 INTRO = """# Supported models
+
+What types of models get that many people use. The [ragged path](caches.md) is the fast one; fast passes are
+[compiled on a CPU, captured on a GPU](optimize.md).
+
+{common}
+
+## How this was found
 
 For each model type in transformers' causal-LM, sequence-to-sequence, speech and image-text-to-text mappings, a tiny random
 model was built ({built}), and greedy speculative decoding was compared with plain `generate`, token by token:
@@ -57,7 +108,7 @@ def save(results: list[Result]) -> None:
     rows = []
     for one in sorted(results, key=lambda one: (order.index(one.mapping), one.model_type)):
         row = {"mapping": one.mapping, "type": one.model_type, "class": types_of(one.mapping)[one.model_type]}
-        rows.append(row | {name: getattr(one, name) for name in ("outcome", "message", "notes", "trees")})
+        rows.append(row | {name: getattr(one, name) for name in ("outcome", "message", "notes", "trees", "passes")})
     head = {"transformers": transformers.__version__, "torch": torch.__version__}
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     path = FOLDER / f"{transformers.__version__}.json"
@@ -74,10 +125,25 @@ def render() -> str:
     versions.sort(key=lambda one: [int(part) for part in one["transformers"].split(".")[:3]], reverse=True)
     newest, *older = versions
     numbers = [f"transformers {one['transformers']}" for one in versions]
-    parts = [INTRO.format(built=" and ".join(numbers), new_tokens=NEW_TOKENS)]
+    parts = [INTRO.format(built=" and ".join(numbers), new_tokens=NEW_TOKENS, common=_common(newest))]
     parts += [_totals(one) for one in versions]
     parts += [_table(mapping, newest, older) for mapping in MAPPINGS]
     return "\n".join(parts)
+
+
+def _common(version: dict) -> str:
+    found = {(row["mapping"], row["type"]): row for row in version["results"]}
+    lines = ["| type | models | path | drafts | fast passes |", "|---|---|---|---|---|"]
+    for mapping, types in COMMON.items():
+        for name, models in types.items():
+            row = found[mapping, name]
+            shape = "chains, trees" if row["trees"] else "chains"
+            lines.append(f"| `{name}` | {models} | {row['outcome']} | {shape} | {_passes(row)} |")
+    return "\n".join(lines)
+
+
+def _passes(row: dict) -> str:
+    return "" if row["passes"] is None else ", ".join(row["passes"]) or "none"
 
 
 def _totals(version: dict) -> str:
@@ -95,7 +161,12 @@ def _totals(version: dict) -> str:
 
 
 def _table(mapping: str, newest: dict, older: list[dict]) -> str:
-    lines = [f"## {TITLES[mapping]}", "", "| type | class | result | trees | |", "|---|---|---|---|---|"]
+    lines = [
+        f"## {TITLES[mapping]}",
+        "",
+        "| type | class | result | trees | fast passes | |",
+        "|---|---|---|---|---|---|",
+    ]
     before = [{row["type"]: row["outcome"] for row in one["results"] if row["mapping"] == mapping} for one in older]
     for one in newest["results"]:
         if one["mapping"] != mapping:
@@ -110,7 +181,9 @@ def _table(mapping: str, newest: dict, older: list[dict]) -> str:
                 remarks.append(f"in {version['transformers']}: {OUTCOMES[outcome]}")
         text = "; ".join(remarks).replace("|", "\\|").replace("<", "&lt;")
         trees = {True: "exact", False: "chains only", None: ""}[one["trees"]]
-        lines.append(f"| `{one['type']}` | {one['class']} | {OUTCOMES[one['outcome']]} | {trees} | {text} |")
+        lines.append(
+            f"| `{one['type']}` | {one['class']} | {OUTCOMES[one['outcome']]} | {trees} | {_passes(one)} | {text} |"
+        )
     return "\n".join(lines) + "\n"
 
 
