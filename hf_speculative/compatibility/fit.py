@@ -14,11 +14,11 @@ from ..models import (
     UniversalModel,
     choose,
     choose_for,
-    class_for,
     has_tested_modules,
     is_tested_ragged,
     is_tested_universal,
     linears,
+    multimodal_class_for,
     prepared_inputs,
     ragged_deviation,
     text_inputs,
@@ -67,7 +67,7 @@ def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) ->
         else:
             inputs = _example_inputs(model, argument, example)
             path = choose_for(model, inputs) if example or model.config.is_encoder_decoder else path
-            cached = class_for(inputs) if path.has_media else UniversalModel
+            cached = multimodal_class_for(inputs) if path.has_media else UniversalModel
             deviation = universal_deviation(model, inputs, is_draft=True, make_cached=cached)
     kind, why = path.name, path.reason
     # In half precision, recurrences differ between one long pass and many short ones by rounding alone.

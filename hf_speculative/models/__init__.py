@@ -6,7 +6,7 @@ from .attention import mask_unsupported_reason, with_folded_attention
 from .cached_model import device_of, max_positions_of, modes_of_a_call, num_logits, without_dropout
 from .choice import LAYER_TYPES, Path, choose, choose_for
 from .early_exit import EarlyExitModel
-from .encoder_decoder import class_for
+from .encoder_decoder import multimodal_class_for
 from .fixed_shape import NUM_COLUMNS, FixedShape, fixes_bits, free_columns
 from .inputs import Inputs, inputs_for_draft, misfit_of_encoder, prepared_inputs, text_inputs
 from .masks import AttentionLayers, Nodes, is_recurrent, no_nodes, nodes_of

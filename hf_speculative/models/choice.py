@@ -40,10 +40,10 @@ class Path:
 
 def choose(model: PreTrainedModel, is_draft: bool = False) -> Path:
     """The path of `model` for prompts of token ids; one that the tests do not cover is tried on random tokens, once."""
+    if model.config.is_encoder_decoder:  # what its encoder gave for a call decides, see `choose_for`
+        return Path("universal", "is an encoder-decoder model")
     reason = ragged_unsupported_reason(model)
-    if model.config.is_encoder_decoder:
-        reason = "is an encoder-decoder model"
-    elif reason is None and not fits_ragged(model, is_draft):
+    if reason is None and not fits_ragged(model, is_draft):
         reason = "computes different logits through a ragged cache than in plain steps"
     return Path("ragged") if reason is None else Path("universal", reason)
 

@@ -23,9 +23,9 @@ class EncoderDecoderModel(MultimodalModel):
 
     def reset(self) -> None:
         super().reset()
-        #: rows of the call of which `encoded` and `cross` hold what the encoder gave
-        self.encoded_rows: list[int] = []
+        #: rows of the call that run, and those that `encoded` and `cross` are of
         self.running: list[int] = []
+        self.encoded_rows: list[int] = []
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         self.running = batch.rows
@@ -35,8 +35,8 @@ class EncoderDecoderModel(MultimodalModel):
         self.prefix = "decoder_" if self.original.config.is_encoder_decoder else ""
         changing = {*(self.prefix + name for name in OF_A_PASS), self.layers.cache_name, "use_cache", "logits_to_keep"}
         given = reader._prepared(reader.width + 1)
-        self.given = {name: value for name, value in given.items() if name not in changing}
-        self.given_cross = reader.rewinder.cache.cross_attention_cache
+        self.encoded_of_all = {name: value for name, value in given.items() if name not in changing}
+        self.cross_of_all, self.all_rows = reader.rewinder.cache.cross_attention_cache, list(reader.rows)
 
     def load(self, cache, batch: Batch) -> None:
         super().load(cache.self_attention_cache, batch)
@@ -51,23 +51,25 @@ class EncoderDecoderModel(MultimodalModel):
 
     def _select_encoded(self) -> None:
         """What the encoder gave for the rows running."""
+        self.encoded_rows, self.encoded, self.cross = list(self.running), self.encoded_of_all, self.cross_of_all
+        if self.running == self.all_rows:
+            return
         index = uploaded(self.running, self.device, torch.long)
-        self.encoded_rows = list(self.running)
-        self.encoded = tree_map_only(Tensor, lambda part: part.index_select(0, index.to(part.device)), self.given)
-        self.cross = copy_of(self.given_cross)
+        self.encoded = tree_map_only(Tensor, lambda part: part.index_select(0, index.to(part.device)), self.encoded)
+        self.cross = copy_of(self.cross)
         for layer in (layer for layer in self.cross.layers if layer.is_initialized):
             layer.keys, layer.values = (
                 part.index_select(0, index.to(part.device)) for part in (layer.keys, layer.values)
             )
 
     def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
-        stored = EncoderDecoderCache(super().store(None, sequences, padding, lengths), self.given_cross)
+        stored = EncoderDecoderCache(super().store(None, sequences, padding, lengths), self.cross_of_all)
         if given is None:
             return stored
         vars(given).update(vars(stored))
         return given
 
 
-def class_for(inputs: Inputs) -> type[MultimodalModel]:
+def multimodal_class_for(inputs: Inputs) -> type[MultimodalModel]:
     """What reads a prompt of more than ids."""
     return EncoderDecoderModel if "encoder_outputs" in inputs.model_kwargs else MultimodalModel

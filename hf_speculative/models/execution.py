@@ -18,7 +18,7 @@ from .attention import takes_masks
 from .cached_model import device_of
 from .capture import Capture, CudaGraph, failed_on
 from .choice import Path, choose
-from .encoder_decoder import class_for
+from .encoder_decoder import multimodal_class_for
 from .folder import FOLDER, OFF
 from .inputs import Inputs
 from .masks import is_recurrent
@@ -73,7 +73,7 @@ def multimodal_model(
     model: PreTrainedModel, inputs: Inputs, clamp_ids: bool = False, execution: Execution = EAGER
 ) -> MultimodalModel:
     """A ragged model for a prompt of more than ids."""
-    if (kind := class_for(inputs)) is not MultimodalModel:
+    if (kind := multimodal_class_for(inputs)) is not MultimodalModel:
         return kind(model, inputs, clamp_ids)
     if (capture := capture_of(model, execution)) is not None:
         return StaticMultimodalModel(model, inputs, clamp_ids, capture=capture)
@@ -175,7 +175,7 @@ def uncompilable_reason(model: PreTrainedModel) -> str | None:
 def eager_reason(model: PreTrainedModel) -> str | None:
     """Why they can neither be compiled nor captured; `None` if they can."""
     if model.config.is_encoder_decoder:
-        return "attends to an encoder's output, which other passes do not take"
+        return "attends to an encoder's output, which only eager passes take"
     if counts_itself(model):
         return "takes positions from its cache's length"
     if not takes_masks(model):

@@ -112,6 +112,8 @@ def inputs_for_draft(
             given["attention_mask"] = mask[::num_copies]
         given.pop("input_ids", None)
         given["decoder_input_ids"] = prompt
+        if (mask := inputs.attention_mask) is not None and "decoder_attention_mask" in kwargs:
+            given["decoder_attention_mask"] = mask[::num_copies]
         encoded = given.pop("encoder_outputs", None) is not None and misfit_of_encoder(draft, target, call) is None
         if encoded or _share_encoder(draft, target):
             given["encoder_outputs"] = _every(num_copies, kwargs["encoder_outputs"])

@@ -64,6 +64,7 @@ class MultimodalModel(RaggedModel):
         lanes, self.lanes = self.lanes, []
         if lanes != prompts.rows:
             super().select(lanes)
+            self.done = []  # the others are copies of these
             logits = logits[uploaded(lanes, logits.device, torch.long)]
         return logits
 

@@ -7,17 +7,19 @@ the pass's columns, so that rows may have lengths of their own.
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .shallow import exchanged, shallow
+from ..hf_compat import is_compiled
+from .shallow import exchanged, has_own_forward, shallow
 
 
+@dataclass
 class Columns:
-    """The columns of the pass under way, as modules that count read them.
+    """The columns of a pass, as modules that count read them.
 
     Attributes:
         positions: `(batch, q)` int64, all below `num_positions`.
@@ -31,66 +33,72 @@ class Columns:
     depths_of_keys: Tensor
 
 
+#: the columns of the pass under way
+UnderWay = list[Columns]
+
+
 def position_keyword(model: PreTrainedModel) -> str | None:
     """The keyword of the model's forward for the decoder's positions; `None` if it takes none."""
     prefix = "decoder_" if model.config.is_encoder_decoder else ""
     name, inner = f"{prefix}position_ids", getattr(model, "decoder", None)
-    if name in inspect.signature(model.forward).parameters:
+    if name in _parameters(type(model).forward):
         return name
     # Of two models, whose second gets what has the prefix.
-    takes = prefix and inner is not None and "position_ids" in inspect.signature(inner.forward).parameters
-    return name if takes else None
+    return name if prefix and inner is not None and "position_ids" in _parameters(type(inner).forward) else None
 
 
 def takes_positions(model: PreTrainedModel) -> bool:
     """Whether each row of a pass can be given positions of its own."""
-    return position_keyword(model) is not None or any(_twin_of(module) is not None for module in model.modules())
+    return position_keyword(model) is not None or counts_itself(model)
 
 
 def counts_itself(model: PreTrainedModel) -> bool:
-    """Whether positions come from the cache's length, so that passes need `with_given_positions`."""
-    return position_keyword(model) is None and takes_positions(model)
+    """Whether positions come from the cache's length, and passes can give others by `with_given_positions`."""
+    return position_keyword(model) is None and bool(_counting(model))
 
 
-def with_given_positions(model: PreTrainedModel, columns: Columns) -> PreTrainedModel:
-    """A shallow copy of `model` whose modules read `columns`; the model itself where its forward takes positions."""
-    if position_keyword(model) is not None:
-        return model
-    made = {
-        path: make(module, columns) for path, module in model.named_modules() if (make := _twin_of(module)) is not None
-    }
-    return exchanged(model, made)
+def with_given_positions(model: PreTrainedModel, under_way: UnderWay) -> PreTrainedModel:
+    """A shallow copy of `model`, which counts itself, whose modules read the columns that are last in `under_way`."""
+    return exchanged(
+        model, {path: make(model.get_submodule(path), under_way) for path, make in _counting(model).items()}
+    )
 
 
-def _twin_of(module: nn.Module) -> Callable[[nn.Module, Columns], nn.Module] | None:
-    kind: Any = type(module)
-    make = _twin_of_kind(kind)
-    return None if make is _absolute and module._modules else make
+def _counting(model: PreTrainedModel) -> dict[str, Callable[[nn.Module, UnderWay], nn.Module]]:
+    """What makes a twin of each module that counts, by its path; none if a copy of the model would not run them."""
+    found = {path: make for path, module in model.named_modules() if (make := _twin_of(module)) is not None}
+    if model.config.is_encoder_decoder:
+        of_encoder = set(map(id, model.get_encoder().modules()))
+        found = {path: make for path, make in found.items() if id(model.get_submodule(path)) not in of_encoder}
+    steps = [path.split(".") for path in found]
+    on_the_way = {".".join(way[:depth]) for way in steps for depth in range(len(way) + 1)}
+    modules = [model.get_submodule(path) for path in on_the_way]
+    return {} if any(map(has_own_forward, modules)) or any(map(is_compiled, modules)) else found
 
 
-@functools.cache
-def _twin_of_kind(kind: Any) -> Callable[[nn.Module, Columns], nn.Module] | None:
+def _twin_of(module: nn.Module) -> Callable[[nn.Module, UnderWay], nn.Module] | None:
+    kind = type(module)
     if hasattr(kind, "compute_bias"):
         return _relative
     if hasattr(kind, "build_alibi_tensor"):
         return _alibi
     if hasattr(kind, "build_mpt_alibi_tensor"):
-        return lambda module, columns: module  # distances from the last key: the softmax does not see where that is
-    return _absolute if "past_key_values_length" in inspect.signature(kind.forward).parameters else None
+        return _alibi_from_the_end
+    return _absolute if not module._modules and "past_key_values_length" in _parameters(kind.forward) else None
 
 
-def _called(function: Callable, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by their names."""
-    return dict(inspect.signature(function).bind(module, *args, **kwargs).arguments)
+@functools.cache
+def _parameters(forward: Callable) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
 
 
-def _absolute(module: nn.Module, columns: Columns) -> nn.Module:
+def _absolute(module: nn.Module, under_way: UnderWay) -> nn.Module:
     """A table of embeddings by position, whose first argument is ids, or their shape."""
-    twin, forward = shallow(module), inspect.unwrap(type(module).forward)
+    twin, signature = shallow(module), inspect.signature(module.forward)
     padding = getattr(module, "padding_idx", None)
 
     def run(*args, **kwargs):
-        given = _called(forward, module, args, kwargs)
+        given = signature.bind(*args, **kwargs).arguments
         names = [name for name in given if name.startswith("input")]
         ids, is_shape = next(given[name] for name in names if given[name] is not None), names[0].endswith("shape")
 
@@ -98,8 +106,9 @@ def _absolute(module: nn.Module, columns: Columns) -> nn.Module:
             shape = 1, num_positions
             like = torch.Size(shape) if is_shape else ids.new_full(shape, token)
             own = given | dict.fromkeys(names) | {names[0]: like, "past_key_values_length": 0}
-            return forward(**own | dict.fromkeys(given.keys() & {"position_ids"})).reshape(num_positions, -1)
+            return module(**own | dict.fromkeys(given.keys() & {"position_ids"})).reshape(num_positions, -1)
 
+        columns = under_way[-1]
         found = at_first(columns.num_positions, 0 if padding is None else padding + 1)[columns.positions]
         if padding is None or is_shape:
             return found
@@ -109,14 +118,15 @@ def _absolute(module: nn.Module, columns: Columns) -> nn.Module:
     return twin
 
 
-def _relative(module: nn.Module, columns: Columns) -> nn.Module:
+def _relative(module: nn.Module, under_way: UnderWay) -> nn.Module:
     """Biases by the distance of key and query: those of one query at the end, `(1, heads, 1, keys)`."""
-    twin, compute_bias = shallow(module), type(module).compute_bias
+    twin, compute_bias = shallow(module), module.compute_bias
+    signature = inspect.signature(compute_bias)
 
     def run(*args, **kwargs):
+        columns, given = under_way[-1], signature.bind(*args, **kwargs).arguments
         last = columns.depths_of_keys.shape[1] - 1
-        given = _called(compute_bias, module, args, kwargs) | {"query_length": 1, "past_seen_tokens": last}
-        by_distance = compute_bias(**given)[0, :, 0].flip(-1)
+        by_distance = compute_bias(**given | {"query_length": 1, "past_seen_tokens": last})[0, :, 0].flip(-1)
         distances = columns.depths[:, :, None] - columns.depths_of_keys[:, None]
         return by_distance[:, distances.clamp(min=0)].transpose(0, 1)
 
@@ -124,14 +134,25 @@ def _relative(module: nn.Module, columns: Columns) -> nn.Module:
     return twin
 
 
-def _alibi(module: nn.Module, columns: Columns) -> nn.Module:
+def _alibi(module: nn.Module, under_way: UnderWay) -> nn.Module:
     """Biases by a key's position alone: a distance less what the softmax does not see."""
-    twin, build = shallow(module), type(module).build_alibi_tensor
+    twin, build = shallow(module), module.build_alibi_tensor
 
     def run(mask: Tensor, *args, **kwargs):
-        num_rows, depths = len(columns.depths), columns.depths_of_keys
-        biases = build(module, torch.ones_like(depths[:1]), *args, **kwargs)[:, 0]
+        num_rows, depths = len(under_way[-1].depths), under_way[-1].depths_of_keys
+        biases = build(torch.ones_like(depths[:1]), *args, **kwargs)[:, 0]
         return biases[:, depths].transpose(0, 1).expand(num_rows, -1, -1).reshape(-1, 1, depths.shape[1])
 
     twin.build_alibi_tensor = run
+    return twin
+
+
+def _alibi_from_the_end(module: nn.Module, under_way: UnderWay) -> nn.Module:
+    """The same by the distance from the last key, of which the model makes as many as its texts may be long."""
+    twin, build = shallow(module), module.build_mpt_alibi_tensor
+
+    def run(num_heads: int, length: int, *args, **kwargs):
+        return build(num_heads, max(length, under_way[-1].depths_of_keys.shape[1]), *args, **kwargs)
+
+    twin.build_mpt_alibi_tensor = run
     return twin

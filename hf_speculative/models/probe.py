@@ -17,7 +17,7 @@ from ..types import Batch, uploaded
 from .attention import takes_masks
 from .cached_model import device_of, last_id, num_cached_of_image, without_dropout
 from .early_exit import EarlyExitModel
-from .encoder_decoder import class_for
+from .encoder_decoder import multimodal_class_for
 from .inputs import Inputs, text_inputs
 from .masks import is_recurrent
 from .multimodal import MultimodalModel
@@ -74,7 +74,7 @@ def fits_multimodal(model: PreTrainedModel, inputs: Inputs, is_draft: bool = Fal
     """Whether a `MultimodalModel` is right: known for a tested type; else compares logits on the call's own prompt."""
     if is_tested_universal(model, by_type=is_draft):
         return is_tested_multimodal(model)
-    return universal_deviation(model, inputs, is_draft, class_for(inputs)) <= tolerance(model)
+    return universal_deviation(model, inputs, is_draft, multimodal_class_for(inputs)) <= tolerance(model)
 
 
 def tolerance(model: PreTrainedModel) -> float:

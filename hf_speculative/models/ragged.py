@@ -19,7 +19,7 @@ from .alone import read_alone
 from .attention import takes_masks, with_folded_attention
 from .cached_model import device_of, last_id, reads_length
 from .masks import AttentionLayers, Nodes, nodes_of
-from .positions import Columns, counts_itself, with_given_positions
+from .positions import Columns, UnderWay, counts_itself, with_given_positions
 from .ragged_cache import RaggedLayer
 from .stepped import with_stepped_mixers
 
@@ -35,9 +35,12 @@ class RaggedModel(CachedModel):
     recorded: tuple[int, ...] = ()
 
     def __init__(self, model: PreTrainedModel, clamp_ids: bool = False):
-        self.columns, self.counts_columns = Columns(), counts_itself(model)
-        self.original = model
-        self.model = with_given_positions(with_stepped_mixers(with_folded_attention(model)), self.columns)
+        self.original, self.model = model, with_stepped_mixers(with_folded_attention(model))
+        #: whether the model's modules count positions, padding included, and what they read instead
+        self.counts_itself = counts_itself(model)
+        self.columns: UnderWay = []
+        if self.counts_itself:
+            self.model = with_given_positions(self.model, self.columns)
         self.last_id = last_id(model) if clamp_ids else None
         self.layers = AttentionLayers(model)
         self.reads_prompts = not takes_masks(model)
@@ -58,7 +61,7 @@ class RaggedModel(CachedModel):
 
     @functools.cached_property
     def shares_prefixes(self) -> bool:  # type: ignore[override]
-        return not (reads_length(self.original) or self.layers.are_recurrent or self.counts_columns)
+        return not (reads_length(self.original) or self.layers.are_recurrent or self.counts_itself)
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         ends, widths = self._begin(batch, ahead)
@@ -96,12 +99,14 @@ class RaggedModel(CachedModel):
 
         self.cache.recurrence.begin(self.host_seen, width, ahead, has_filler)
         keep = {"logits_to_keep": num_last} if self.layers.keeps_logits else {}
-        if self.counts_columns:
-            keys = columns_from(self.seen.new_zeros(1).to(self.device), end)
-            self.columns.depths, self.columns.depths_of_keys = position_ids, nodes.positions(keys) if nodes else keys
+        depths = position_ids
         if any(self.offsets):
             position_ids = position_ids + uploaded(self.offsets, self.device)[:, None]
-        self.columns.positions, self.columns.num_positions = position_ids, end + max(self.offsets)
+        if self.counts_itself:
+            keys = torch.arange(end, device=self.device)[None]
+            of_keys = keys if nodes is None else nodes.positions(keys)
+            num_positions = min(end + max(self.offsets), batch.max_length)
+            self.columns[:] = [Columns(position_ids.clamp(max=num_positions - 1), num_positions, depths, of_keys)]
         outputs = self.layers.run(self.run, self.cache, input_ids, position_ids, attention_mask, is_filler, **keep)
         self._finish(ends, first + width)
         return outputs.logits[:, -num_last:].to(batch.tokens.device)
@@ -111,7 +116,7 @@ class RaggedModel(CachedModel):
         if self.seen is None:
             self.cache.begin(len(batch.rows), limit=batch.max_length + ahead)
             self.host_seen = [0] * len(batch.rows)
-            self.offsets = list(batch.host_padding) if self.counts_columns else [0] * len(batch.rows)
+            self.offsets = self._offsets(batch)
             self.seen = torch.zeros_like(batch.lengths)
             self.cache.recurrence.reset(len(batch.rows))
             if self.reads_alone:
@@ -119,6 +124,9 @@ class RaggedModel(CachedModel):
                 read_alone(self, batch, list(range(len(batch.rows))))
         ends = self._ends(batch, ahead)
         return ends, [end - seen for end, seen in zip(ends, self.host_seen, strict=True)]
+
+    def _offsets(self, batch: Batch) -> list[int]:
+        return list(batch.host_padding) if self.counts_itself else [0] * len(batch.rows)
 
     @staticmethod
     def _ends(batch: Batch, ahead: int) -> list[int]:
@@ -255,7 +263,7 @@ class RaggedModel(CachedModel):
     def load(self, cache, batch: Batch) -> None:
         length = cache.get_seq_length()
         self.host_seen = [max(0, length - pad) for pad in batch.host_padding]
-        self.seen, self.offsets = uploaded(self.host_seen, batch.tokens.device), [0] * len(batch.rows)
+        self.seen, self.offsets = uploaded(self.host_seen, batch.tokens.device), self._offsets(batch)
         self.cache.begin(len(batch.rows), limit=batch.max_length)
         self.cache.reserve(len(batch.rows), length, limit=batch.max_length)
         # Layers that read the keys of others hold none, and older transformers do not list them.

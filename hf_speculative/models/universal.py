@@ -194,7 +194,8 @@ class UniversalModel(CachedModel):
 
     def position_after_prompt(self) -> Tensor:
         """`(rows,)` positions of the first tokens after the prompt; their columns, where the model's forward counts itself."""
-        positions = self._prepared(self.width + 1).get("position_ids")
+        prepared = self._prepared(self.width + 1)
+        positions = prepared.get("position_ids", prepared.get("decoder_position_ids"))
         if positions is None:
             return torch.full((len(self.ids),), self.width)
         while positions.ndim > 2:  # by time, height and width, which are the same for text

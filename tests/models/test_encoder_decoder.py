@@ -1,13 +1,15 @@
 """Decoders of encoders, and those that count positions themselves, on the ragged path: rows have their own lengths."""
 
 import copy
+import functools
 
+import accelerate
 import pytest
 import torch
 from transformers import WhisperForCausalLM
 
 import hf_speculative as hs
-from hf_speculative.models import Inputs, choose, choose_for, prepared_inputs
+from hf_speculative.models import Inputs, choose, choose_for, max_positions_of, prepared_inputs
 from hf_speculative.models.encoder_decoder import EncoderDecoderModel
 from hf_speculative.models.execution import uncompilable_reason
 from hf_speculative.types import Batch
@@ -54,6 +56,8 @@ def test_sampled_rows_and_several_sequences(case):
     several = {"max_new_tokens": 16, "do_sample": True, "num_return_sequences": 2}
     stats = agrees(target, call | several, draft_model=drafts(target)["noisy"], num_draft_tokens=3)
     assert stats.num_accepted_draft_tokens > 0
+    output = hs.generate(target, **call, **several, draft_model="auto", return_dict_in_generate=True)
+    assert output.past_key_values.get_seq_length() == output.sequences.shape[1] - 1
 
 
 def test_rows_that_end_leave_and_the_cache_is_as_plain_leaves_it(case):
@@ -70,13 +74,14 @@ def test_rows_that_end_leave_and_the_cache_is_as_plain_leaves_it(case):
             torch.testing.assert_close(ours.values, theirs.values, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["bart", "m2m_100", "t5"])
+@pytest.mark.parametrize("name", TYPES)
 def test_prompts_for_the_decoder_with_padding(models, name):
     target = models[name]
-    call = prompts("seq2seq", target, 3) | GREEDY
-    call["decoder_input_ids"] = torch.tensor([[0, 0, 7, 9], [0, 5, 6, 8], [4, 11, 12, 13]])
-    call["decoder_attention_mask"] = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1], [1, 1, 1, 1]])
-    assert agrees(target, call, draft_model=drafts(target)["noisy"]).num_accepted_draft_tokens > 0
+    start, call = target.generation_config.decoder_start_token_id, prompts(mapping_of(name), models[name], 3) | GREEDY
+    for rows in ([[0, 0, start, 9], [0, start, 6, 8], [start, 11, 12, 13]], [[0, 0, start, 9], [0, start, 6, 8]] * 2):
+        ids = torch.tensor(rows[:3])
+        call |= {"decoder_input_ids": ids, "decoder_attention_mask": (ids != 0).long()}
+        assert agrees(target, call, draft_model=drafts(target)["copy"]).draft_acceptance_rate > 0.6
 
 
 def test_a_decoder_alone_drafts_from_the_target_s_encoder(models):
@@ -126,6 +131,48 @@ def test_decoders_that_count_their_positions(name):
     call = prompts("causal", target, 3) | GREEDY
     for draft in drafts(target).values():
         agrees(target, call, draft_model=draft, num_draft_tokens=4)
+
+
+@pytest.mark.parametrize("mapping_and_type", ["seq2seq bart", "causal bart", "causal mpt", "causal trocr"])
+def test_up_to_the_last_position(mapping_and_type):
+    """Rows that are ahead draft beyond it."""
+    mapping, name = mapping_and_type.split()
+    target = build(mapping, name)
+    longest = max_positions_of(target) or target.config.max_seq_len
+    call = prompts(mapping, target, 3) | {"max_length": longest, "do_sample": False}
+    agrees(target, call, draft_model=drafts(target)["noisy"], num_draft_tokens=8)
+
+
+def test_a_padded_cache_that_goes_on():
+    target = build("causal", "bart")
+    call = prompts("causal", target, 3)
+    first = target.generate(**call, max_new_tokens=4, do_sample=False, return_dict_in_generate=True)
+    mask = torch.nn.functional.pad(call["attention_mask"], (0, 4), value=1)
+
+    def go_on():
+        return {
+            "input_ids": first.sequences,
+            "attention_mask": mask,
+            "past_key_values": copy.deepcopy(first.past_key_values),
+        }
+
+    expected = target.generate(**go_on(), **GREEDY)
+    assert hs.generate(target, **go_on(), **GREEDY, draft_model="auto").tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_modules_that_a_copy_would_not_run(name):
+    target = build("seq2seq", name)
+    call, draft, forward = prompts("seq2seq", target, 3) | GREEDY, drafts(target)["noisy"], target.forward
+    target.forward = functools.wraps(forward)(lambda *args, **kwargs: forward(*args, **kwargs))
+    assert choose_for(target, prepared_inputs(target, prompts("seq2seq", target, 3))).name == "universal"
+    agrees(target, call, draft_model=draft, num_draft_tokens=4)
+
+
+def test_an_offloaded_table_of_positions(models):
+    target, call = build("seq2seq", "bart"), prompts("seq2seq", models["bart"], 3) | GREEDY
+    draft = drafts(target)["noisy"]
+    agrees(accelerate.cpu_offload(target), call, draft_model=draft, num_draft_tokens=4)
 
 
 def test_check_names_the_path(models):
