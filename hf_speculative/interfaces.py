@@ -29,6 +29,7 @@ class CachedModel:
         takes_trees: a pass may feed a tree of draft tokens (`Batch.tree`), each seeing its own path only.
         shares_prefixes: what is cached of a token depends on the tokens before it alone, and `share` copies it.
         keeps_done: it is known what is cached of rows that are done, which `store` needs.
+        rows_are_alone: positions of a model that counts its columns leave padding out, unlike in plain `generate`'s batches.
         reads_alone: each prompt is read in a pass of its own.
         max_columns: of a pass over draft tokens; `None`: any number.
         window: it reads no more tokens of a row than this, its first and last ones; `None`: all.
@@ -37,6 +38,7 @@ class CachedModel:
     num_forwards: int = 0
     keeps_done: bool = True
     shares_prefixes: bool = False
+    rows_are_alone: bool = False
     reads_alone: bool = False
     max_columns: int | None = None
     window: int | None = None

@@ -55,6 +55,7 @@ def target_and_drafter(
         target = ragged_model(model, execution=execution, is_static=is_static)
     elif target is None:
         target = UniversalModel(model, inputs, keep=keep)
+    target.rows_are_alone = options.rows_at_once is not None
     if num_columns:
         target.reads_alone, target.max_columns = True, num_columns
     if is_static:

@@ -126,7 +126,7 @@ class RaggedModel(CachedModel):
         return ends, [end - seen for end, seen in zip(ends, self.host_seen, strict=True)]
 
     def _offsets(self, batch: Batch) -> list[int]:
-        return list(batch.host_padding) if self.counts_itself else [0] * len(batch.rows)
+        return list(batch.host_padding) if self.counts_itself and not self.rows_are_alone else [0] * len(batch.rows)
 
     @staticmethod
     def _ends(batch: Batch, ahead: int) -> list[int]:

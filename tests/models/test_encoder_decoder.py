@@ -16,7 +16,7 @@ from hf_speculative.types import Batch
 from tests.architectures.check import build
 from tests.architectures.inputs import prompts
 from tests.support import tiny
-from tests.support.plain import agrees
+from tests.support.plain import agrees, takes_lanes
 
 #: positions from the cache's length, and beside padding; biases; positions that are given; an encoder of another type
 TYPES = ("bart", "m2m_100", "t5", "t5gemma", "encoder-decoder", "whisper")
@@ -141,6 +141,12 @@ def test_up_to_the_last_position(mapping_and_type):
     longest = max_positions_of(target) or target.config.max_seq_len
     call = prompts(mapping, target, 3) | {"max_length": longest, "do_sample": False}
     agrees(target, call, draft_model=drafts(target)["noisy"], num_draft_tokens=8)
+
+
+@pytest.mark.parametrize("name", ["bart", "bloom"])
+def test_rows_of_batches_are_as_each_alone(name):
+    target = build("causal", name)
+    takes_lanes(target, tiny.texts(7), {"eos_token_id": list(range(3, 60, 7))}, draft_model=drafts(target)["noisy"])
 
 
 def test_a_padded_cache_that_goes_on():
