@@ -53,7 +53,7 @@ def gives_the_bits_of_none(target, inputs, settings, drafts):
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF], ids=str)
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED, GREEDY | ENDS], ids=["greedy", "sampled", "ends"])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("batch_size", slow_but([1, 3], 3))
 def test_any_draft_gives_the_bits_of_none(dtype, settings, batch_size):
     target, draft = pair(dtype)
     drafts = [{"draft_model": draft, "num_draft_tokens": n} for n in (1, 4, 12)]
@@ -61,7 +61,7 @@ def test_any_draft_gives_the_bits_of_none(dtype, settings, batch_size):
     gives_the_bits_of_none(target, tiny.prompts(batch_size), settings, drafts)
 
 
-@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("dtype", slow_but(HALF, torch.bfloat16), ids=str)
 def test_passes_shaped_as_they_come_give_other_bits(dtype):
     """Else the tests here could not fail."""
     target, draft = (model.to(dtype) for model in hs.embedded_pair()[:2])
@@ -149,7 +149,7 @@ class TestByOurKernels:
         draft = tiny.noisy_copy(target, 0.1).to(dtype)
         return hs.attach(target.to(dtype), draft), draft
 
-    @pytest.mark.parametrize("dtype", native.DTYPES, ids=str)
+    @pytest.mark.parametrize("dtype", slow_but(native.DTYPES, torch.float32), ids=str)
     @pytest.mark.parametrize("kind", slow_but(["llama", "gemma3_text"], "gemma3_text"))  # which has windows
     @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
     def test_any_draft_gives_the_bits_of_none(self, dtype, kind, settings):
@@ -276,7 +276,9 @@ def test_a_cache_that_holds_tokens_is_refused():
         bits(target, inputs | {"past_key_values": cache}, draft_model=draft)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_next", "granitemoehybrid", "lfm2", "jamba", "mamba2"])
+@pytest.mark.parametrize(
+    "model_type", slow_but(["qwen3_next", "granitemoehybrid", "lfm2", "jamba", "mamba2"], "qwen3_next")
+)
 def test_recurrent_layers(model_type):
     """A row that has read nothing before its first token steps from there, as others do."""
     target = built_type("causal", model_type).to(torch.bfloat16)

@@ -10,6 +10,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 
 import hf_speculative as hs
 from tests.support import tiny
+from tests.support.cases import slow_but
 from tests.support.plain import NO_FLASH
 
 PROMPTS = [[5, 9, 11], [7], [5, 9, 11, 5, 9, 11, 5, 9], [3, 1, 4, 1, 5], [8, 8], [5, 9, 11]]
@@ -37,7 +38,7 @@ def fields(outputs) -> dict:
     return {name: (output.prompt_ids, output.generated_tokens, output.status) for name, output in outputs.items()}
 
 
-@pytest.mark.parametrize("lanes", [2, None])
+@pytest.mark.parametrize("lanes", slow_but([2, None], 2))
 def test_greedy_requests_are_those_of_transformers_own(plain, attached, lanes):
     """Tokens, names, order, status, log-probabilities, stamps; and of each prompt alone."""
     settings = {"record_timestamps": True, "continuous_batching_config": batching(return_logprobs=True)}

@@ -15,6 +15,7 @@ from hf_speculative.distillation import learner as module
 from hf_speculative.distillation.sampling_params import SamplingParams
 from hf_speculative.serving.engine import Engine
 from tests.support import lessons, tiny
+from tests.support.cases import slow_but
 
 DRAFTS = ("draft model", "eagle3", "dflash")
 
@@ -56,8 +57,9 @@ def kept(target, **sampling):
     return statistics.mean_acceptance_length
 
 
-@pytest.mark.parametrize("kind", DRAFTS)
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize(
+    ("kind", "temperature"), slow_but([("eagle3", 0.0), *((kind, 0.7) for kind in DRAFTS)], ("eagle3", 0.7))
+)
 def test_more_is_accepted_and_greedy_output_stays(target, kind, temperature):
     plain = target.generate(**tiny.prompts(6, seed=9), max_new_tokens=30, do_sample=False)
     learner = attached(target, kind)

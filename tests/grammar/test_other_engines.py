@@ -98,7 +98,7 @@ def test_engines(pair, case, num_prompts):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("num_prompts", [1, 3])
+@pytest.mark.parametrize("num_prompts", slow_but([1, 3], 3))
 def test_outlines_core(target, draft, tokenizer, num_prompts):
     outlines_core = pytest.importorskip("outlines_core")
     from outlines.backends.outlines_core import OutlinesCoreLogitsProcessor
@@ -112,7 +112,7 @@ def test_outlines_core(target, draft, tokenizer, num_prompts):
         assert hs.generate(target, **call, logits_processor=processors, draft_model=draft).tolist() == plain.tolist()
 
 
-@pytest.mark.parametrize("num_prompts", [1, 3])
+@pytest.mark.parametrize("num_prompts", slow_but([1, 3], 3))
 def test_what_cannot_be_copied_once_it_was_called(pair, num_prompts):
     """One warning with the way out, and plain decoding; never an exception in mid-call."""
     with pytest.warns(UserWarning, match=r"nothing is drafted .*WithLock holds .*`clone\(\)`") as told:

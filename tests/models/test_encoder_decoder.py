@@ -16,6 +16,7 @@ from hf_speculative.types import Batch
 from tests.architectures.check import build
 from tests.architectures.inputs import prompts
 from tests.support import tiny
+from tests.support.cases import slow_but
 from tests.support.plain import agrees, takes_lanes
 
 #: positions from the cache's length, and beside padding; biases; positions that are given; an encoder of another type
@@ -32,7 +33,7 @@ def models():
     return {name: build(mapping_of(name), name) for name in TYPES}
 
 
-@pytest.fixture(params=TYPES)
+@pytest.fixture(params=slow_but(TYPES, "bart", "t5", "whisper"))
 def case(request, models):
     return models[request.param], prompts(mapping_of(request.param), models[request.param], 3)
 
@@ -74,7 +75,7 @@ def test_rows_that_end_leave_and_the_cache_is_as_plain_leaves_it(case):
             torch.testing.assert_close(ours.values, theirs.values, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", slow_but(TYPES, "bart", "whisper"))
 def test_prompts_for_the_decoder_with_padding(models, name):
     target = models[name]
     start, call = target.generation_config.decoder_start_token_id, prompts(mapping_of(name), models[name], 3) | GREEDY
@@ -133,7 +134,7 @@ def test_decoders_that_count_their_positions(name):
         agrees(target, call, draft_model=draft, num_draft_tokens=4)
 
 
-@pytest.mark.parametrize("mapping_and_type", ["seq2seq bart", "causal bart", "causal mpt", "causal trocr"])
+@pytest.mark.parametrize("mapping_and_type", ["seq2seq bart", "causal bart", "causal mpt"])
 def test_up_to_the_last_position(mapping_and_type):
     """Rows that are ahead draft beyond it."""
     mapping, name = mapping_and_type.split()

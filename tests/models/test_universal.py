@@ -25,7 +25,7 @@ from tests.support.plain import agrees
 
 #: one a kind of state: encoder-decoder with relative and learned positions, local attention, convolutions, recurrences with
 #: attention and without
-FAMILIES = dict.fromkeys(("t5", "bart", "marian", "pegasus"), ("seq2seq", Crop))
+FAMILIES = dict.fromkeys(("t5", "bart"), ("seq2seq", Crop))
 FAMILIES |= dict.fromkeys(("gpt_neo", "inkling_text"), ("causal", Crop))
 FAMILIES |= dict.fromkeys(("xlstm", "zaya"), ("causal", Snapshot))
 #: those that take this path only where a call needs it

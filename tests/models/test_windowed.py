@@ -16,6 +16,7 @@ from hf_speculative.types import Batch, Costs
 from tests.architectures.check import build
 from tests.architectures.check import prompts as inputs_of
 from tests.support import tiny, tongues
+from tests.support.cases import slow_but
 from tests.support.compared import compared
 from tests.support.plain import reproduces_plain, same_as_plain, takes_lanes
 from tests.support.served import PATIENCE, alone, running, submit
@@ -93,7 +94,7 @@ def test_rows_that_take_the_place_of_others_and_sampled_tokens():
     reproduces_plain(model, settings={"max_new_tokens": 40}, **draft)
 
 
-@pytest.mark.parametrize("mapping", ["intersection", "strings"])
+@pytest.mark.parametrize("mapping", slow_but(["intersection", "strings"], "strings"))
 def test_drafts_with_another_tokenizer(mapping):
     target, draft, tokenizer = tongues.pair()
     other = tongues.renumbered(tokenizer)
