@@ -63,7 +63,7 @@ class CachedModel:
         raise NotImplementedError
 
     def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
-        """`(batch, num_tokens)` likeliest tokens; `None` where passes one by one are as fast, or tokens may be past the vocabulary."""
+        """`(batch, num_tokens)` likeliest tokens, all below `vocab_size`; `None` where passes one by one are as fast."""
         return None
 
     def rollback(self, batch: Batch) -> None:
