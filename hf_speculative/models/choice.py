@@ -60,7 +60,7 @@ def choose_for(model: PreTrainedModel, inputs: Inputs, takes_media: bool = True,
     if reason is None:
         return _asked_for(inputs) or choose(model, is_draft)
     may_fit = takes_media and _has_media_alone(model, inputs)
-    if "encoder_outputs" in inputs.model_kwargs:
+    if inputs.has_encoder:
         may_fit = may_fit and ragged_unsupported_reason(model) is None
     else:
         may_fit = may_fit and choose(model, is_draft).name == "ragged"

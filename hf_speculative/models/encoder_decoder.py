@@ -72,4 +72,4 @@ class EncoderDecoderModel(MultimodalModel):
 
 def multimodal_class_for(inputs: Inputs) -> type[MultimodalModel]:
     """What reads a prompt of more than ids."""
-    return EncoderDecoderModel if "encoder_outputs" in inputs.model_kwargs else MultimodalModel
+    return EncoderDecoderModel if inputs.has_encoder else MultimodalModel

@@ -40,11 +40,13 @@ class Inputs:
         input_ids: `(batch, width)` the decoder's prompt; the width is 0 where all of it came as `inputs_embeds`.
         generation_config: the call's, completed.
         model_kwargs: all other inputs of the model's forward, an empty or filled cache included.
+        is_decoder: the model has no encoder of its own, and may read what another one's gave.
     """
 
     input_ids: Tensor
     generation_config: GenerationConfig
     model_kwargs: dict[str, Any]
+    is_decoder: bool = False
 
     @property
     def cache_name(self) -> str:
@@ -59,8 +61,13 @@ class Inputs:
     @property
     def attention_mask(self) -> Tensor | None:
         """The mask of the decoder's prompt."""
-        is_encoder_decoder = "encoder_outputs" in self.model_kwargs
-        return self.model_kwargs.get("decoder_attention_mask" if is_encoder_decoder else "attention_mask")
+        name = "decoder_attention_mask" if self.has_encoder and not self.is_decoder else "attention_mask"
+        return self.model_kwargs.get(name)
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether the model attends to what an encoder gave."""
+        return "encoder_outputs" in self.model_kwargs
 
     @functools.cached_property
     def prompt(self) -> Prompt:
@@ -168,7 +175,8 @@ def _captured(model: PreTrainedModel, given: dict[str, Any], max_length: int, nu
     prepared: list[Inputs] = []
 
     def capture(model, input_ids, generation_config, logits_processor, stopping_criteria, **model_kwargs):
-        prepared.append(Inputs(input_ids, generation_config, model_kwargs))
+        is_decoder = not model.config.is_encoder_decoder
+        prepared.append(Inputs(input_ids, generation_config, model_kwargs, is_decoder))
 
     # A shallow copy with an empty generation_config: settings of the model's own, such as beams, do not apply here.
     bare = duplicate(model)

@@ -7,7 +7,6 @@ the pass's columns, so that rows may have lengths of their own.
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,24 +16,19 @@ from ..hf_compat import is_compiled
 from .shallow import exchanged, has_own_forward, shallow
 
 
-@dataclass
 class Columns:
-    """The columns of a pass, as modules that count read them.
+    """The columns of the pass under way, as modules that count read them."""
 
-    Attributes:
-        positions: `(batch, q)` int64, all below `num_positions`.
-        depths: `(batch, q)` int64, columns from each row's start.
-        depths_of_keys: `(batch or 1, slots)` int64, the same of what the pass attends to.
-    """
+    def begin(self, positions: Tensor, num_positions: int, depths: Tensor, depths_of_keys: Tensor) -> None:
+        """Begin a pass.
 
-    positions: Tensor
-    num_positions: int
-    depths: Tensor
-    depths_of_keys: Tensor
-
-
-#: the columns of the pass under way
-UnderWay = list[Columns]
+        Args:
+            positions: `(batch, q)` int64, all below `num_positions`.
+            depths: `(batch, q)` int64, columns from each row's start.
+            depths_of_keys: `(batch or 1, slots)` int64, the same of what the pass attends to.
+        """
+        self.positions, self.num_positions = positions, num_positions
+        self.depths, self.depths_of_keys = depths, depths_of_keys
 
 
 def position_keyword(model: PreTrainedModel) -> str | None:
@@ -57,14 +51,14 @@ def counts_itself(model: PreTrainedModel) -> bool:
     return position_keyword(model) is None and bool(_counting(model))
 
 
-def with_given_positions(model: PreTrainedModel, under_way: UnderWay) -> PreTrainedModel:
-    """A shallow copy of `model`, which counts itself, whose modules read the columns that are last in `under_way`."""
-    return exchanged(
-        model, {path: make(model.get_submodule(path), under_way) for path, make in _counting(model).items()}
-    )
+def with_given_positions(model: PreTrainedModel, columns: Columns) -> PreTrainedModel:
+    """A shallow copy of `model` whose modules read `columns` where they would count; the model itself if none does."""
+    if position_keyword(model) is not None or not (counting := _counting(model)):
+        return model
+    return exchanged(model, {path: make(model.get_submodule(path), columns) for path, make in counting.items()})
 
 
-def _counting(model: PreTrainedModel) -> dict[str, Callable[[nn.Module, UnderWay], nn.Module]]:
+def _counting(model: PreTrainedModel) -> dict[str, Callable[[nn.Module, Columns], nn.Module]]:
     """What makes a twin of each module that counts, by its path; none if a copy of the model would not run them."""
     found = {path: make for path, module in model.named_modules() if (make := _twin_of(module)) is not None}
     if model.config.is_encoder_decoder:
@@ -76,7 +70,7 @@ def _counting(model: PreTrainedModel) -> dict[str, Callable[[nn.Module, UnderWay
     return {} if any(map(has_own_forward, modules)) or any(map(is_compiled, modules)) else found
 
 
-def _twin_of(module: nn.Module) -> Callable[[nn.Module, UnderWay], nn.Module] | None:
+def _twin_of(module: nn.Module) -> Callable[[nn.Module, Columns], nn.Module] | None:
     kind = type(module)
     if hasattr(kind, "compute_bias"):
         return _relative
@@ -92,7 +86,7 @@ def _parameters(forward: Callable) -> frozenset[str]:
     return frozenset(inspect.signature(forward).parameters)
 
 
-def _absolute(module: nn.Module, under_way: UnderWay) -> nn.Module:
+def _absolute(module: nn.Module, columns: Columns) -> nn.Module:
     """A table of embeddings by position, whose first argument is ids, or their shape."""
     twin, signature = shallow(module), inspect.signature(module.forward)
     padding = getattr(module, "padding_idx", None)
@@ -108,7 +102,6 @@ def _absolute(module: nn.Module, under_way: UnderWay) -> nn.Module:
             own = given | dict.fromkeys(names) | {names[0]: like, "past_key_values_length": 0}
             return module(**own | dict.fromkeys(given.keys() & {"position_ids"})).reshape(num_positions, -1)
 
-        columns = under_way[-1]
         found = at_first(columns.num_positions, 0 if padding is None else padding + 1)[columns.positions]
         if padding is None or is_shape:
             return found
@@ -118,13 +111,13 @@ def _absolute(module: nn.Module, under_way: UnderWay) -> nn.Module:
     return twin
 
 
-def _relative(module: nn.Module, under_way: UnderWay) -> nn.Module:
+def _relative(module: nn.Module, columns: Columns) -> nn.Module:
     """Biases by the distance of key and query: those of one query at the end, `(1, heads, 1, keys)`."""
     twin, compute_bias = shallow(module), module.compute_bias
     signature = inspect.signature(compute_bias)
 
     def run(*args, **kwargs):
-        columns, given = under_way[-1], signature.bind(*args, **kwargs).arguments
+        given = signature.bind(*args, **kwargs).arguments
         last = columns.depths_of_keys.shape[1] - 1
         by_distance = compute_bias(**given | {"query_length": 1, "past_seen_tokens": last})[0, :, 0].flip(-1)
         distances = columns.depths[:, :, None] - columns.depths_of_keys[:, None]
@@ -134,12 +127,12 @@ def _relative(module: nn.Module, under_way: UnderWay) -> nn.Module:
     return twin
 
 
-def _alibi(module: nn.Module, under_way: UnderWay) -> nn.Module:
+def _alibi(module: nn.Module, columns: Columns) -> nn.Module:
     """Biases by a key's position alone: a distance less what the softmax does not see."""
     twin, build = shallow(module), module.build_alibi_tensor
 
     def run(mask: Tensor, *args, **kwargs):
-        num_rows, depths = len(under_way[-1].depths), under_way[-1].depths_of_keys
+        num_rows, depths = len(columns.depths), columns.depths_of_keys
         biases = build(torch.ones_like(depths[:1]), *args, **kwargs)[:, 0]
         return biases[:, depths].transpose(0, 1).expand(num_rows, -1, -1).reshape(-1, 1, depths.shape[1])
 
@@ -147,12 +140,12 @@ def _alibi(module: nn.Module, under_way: UnderWay) -> nn.Module:
     return twin
 
 
-def _alibi_from_the_end(module: nn.Module, under_way: UnderWay) -> nn.Module:
+def _alibi_from_the_end(module: nn.Module, columns: Columns) -> nn.Module:
     """The same by the distance from the last key, of which the model makes as many as its texts may be long."""
     twin, build = shallow(module), module.build_mpt_alibi_tensor
 
     def run(num_heads: int, length: int, *args, **kwargs):
-        return build(num_heads, max(length, under_way[-1].depths_of_keys.shape[1]), *args, **kwargs)
+        return build(num_heads, max(length, columns.depths_of_keys.shape[1]), *args, **kwargs)
 
     twin.build_mpt_alibi_tensor = run
     return twin

@@ -19,7 +19,7 @@ from .alone import read_alone
 from .attention import takes_masks, with_folded_attention
 from .cached_model import device_of, last_id, reads_length
 from .masks import AttentionLayers, Nodes, nodes_of
-from .positions import Columns, UnderWay, counts_itself, with_given_positions
+from .positions import Columns, with_given_positions
 from .ragged_cache import RaggedLayer
 from .stepped import with_stepped_mixers
 
@@ -35,12 +35,10 @@ class RaggedModel(CachedModel):
     recorded: tuple[int, ...] = ()
 
     def __init__(self, model: PreTrainedModel, clamp_ids: bool = False):
-        self.original, self.model = model, with_stepped_mixers(with_folded_attention(model))
-        #: whether the model's modules count positions, padding included, and what they read instead
-        self.counts_itself = counts_itself(model)
-        self.columns: UnderWay = []
-        if self.counts_itself:
-            self.model = with_given_positions(self.model, self.columns)
+        twin, self.columns = with_stepped_mixers(with_folded_attention(model)), Columns()
+        self.original, self.model = model, with_given_positions(twin, self.columns)
+        #: whether the model's modules count positions, padding included, and read `columns` instead
+        self.counts_itself = self.model is not twin
         self.last_id = last_id(model) if clamp_ids else None
         self.layers = AttentionLayers(model)
         self.reads_prompts = not takes_masks(model)
@@ -106,7 +104,7 @@ class RaggedModel(CachedModel):
             keys = torch.arange(end, device=self.device)[None]
             of_keys = keys if nodes is None else nodes.positions(keys)
             num_positions = min(end + max(self.offsets), batch.max_length)
-            self.columns[:] = [Columns(position_ids.clamp(max=num_positions - 1), num_positions, depths, of_keys)]
+            self.columns.begin(position_ids.clamp(max=num_positions - 1), num_positions, depths, of_keys)
         outputs = self.layers.run(self.run, self.cache, input_ids, position_ids, attention_mask, is_filler, **keep)
         self._finish(ends, first + width)
         return outputs.logits[:, -num_last:].to(batch.tokens.device)

@@ -227,14 +227,10 @@ class Coupled(ProcessedSampler):
     def categorical(self, probs: Tensor, ahead: int = 0, tree: Tree | None = None) -> Tensor:
         if probs.device.type == "cpu":  # without a copy of the noise
             depths = [range(probs.shape[1])] * len(probs) if tree is None else tree.depths.tolist()
-            races = [
-                [
-                    race_of_possible(one, self.noise_of(step + ahead + depth)[row])
-                    for one, depth in zip(*own, strict=True)
-                ]
-                for *own, row, step in zip(probs, depths, self.rows, self.steps, strict=True)
-            ]
-            return torch.tensor(races).view(probs.shape[:2])
+            places = zip(self.rows, self.steps, depths, strict=True)
+            noises = [self.noise_of(step + ahead + depth)[row] for row, step, own in places for depth in own]
+            races = map(race_of_possible, probs.flatten(0, 1), noises)
+            return torch.tensor(list(races)).view(probs.shape[:2])
         noise = self._noise(ahead, probs.shape[1] if tree is None else tree.depth + 1)
         if tree is not None:  # plain decoding gets to one of the nodes of a depth, at the step of that depth
             noise = noise[torch.arange(len(noise), device=noise.device)[:, None], tree.depths.to(noise.device)]

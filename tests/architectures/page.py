@@ -71,7 +71,7 @@ COMMON = {
 }
 INTRO = """# Supported models
 
-What types of models get that many people use. The [ragged path](caches.md) is the fast one; fast passes are
+What common types of models get. The [ragged path](caches.md) is the fast one; fast passes are
 [compiled on a CPU, captured on a GPU](optimize.md).
 
 {common}

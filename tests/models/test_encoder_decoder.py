@@ -90,8 +90,11 @@ def test_a_decoder_alone_drafts_from_the_target_s_encoder(models):
     draft = WhisperForCausalLM(copy.deepcopy(target.config)).eval()  # which writes to it
     draft.model.decoder.load_state_dict(target.model.decoder.state_dict())
     draft.proj_out.weight = target.proj_out.weight
-    stats = agrees(target, prompts("speech", target, 3) | GREEDY, draft_model=draft, num_draft_tokens=4)
+    start, call = target.generation_config.decoder_start_token_id, prompts("speech", target, 3) | GREEDY
+    stats = agrees(target, call, draft_model=draft, num_draft_tokens=4)
     assert stats.draft_acceptance_rate == 1
+    ids = torch.tensor([[0, 0, start, 9], [0, start, 6, 8], [0, start, 6, 9]])
+    agrees(target, call | {"decoder_input_ids": ids, "decoder_attention_mask": (ids != 0).long()}, draft_model=draft)
 
 
 def test_trees(models):
