@@ -48,7 +48,8 @@ class MultimodalModel(RaggedModel):
 
     def _read_prompt(self, batch: Batch) -> Tensor:
         """Read the prompts of all rows of `inputs`, and keep those of the batch; logits `(batch, 1, vocab)` after them."""
-        prompts = Batch(self.inputs.input_ids, self.inputs.prompt.padding, batch.max_length)
+        # A draft's inputs are on its own device, a batch on the target's.
+        prompts = Batch(self.inputs.input_ids.to(batch.tokens.device), self.inputs.prompt.padding, batch.max_length)
         reader = UniversalModel(self.original, self.inputs, self.clamp_ids)
         for layer in getattr(reader.kwargs.get(self.inputs.cache_name), "layers", []):
             if getattr(layer, "is_sliding", False):
