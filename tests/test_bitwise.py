@@ -1,5 +1,6 @@
 """`reproducible="bitwise"`: the same bits with any draft, any draft length and without one, in any number format."""
 
+import itertools
 from unittest import mock
 
 import pytest
@@ -13,7 +14,7 @@ from hf_speculative.types import Costs
 from tests.architectures.check import build as built_type
 from tests.architectures.check import types_of
 from tests.support import heads, tiny
-from tests.support.cases import slow_but
+from tests.support.cases import STRIDE, slow_but
 from tests.support.execution import fix_costs, run_as
 from tests.support.fake_graphs import Recorded
 from tests.support.plain import Collect
@@ -307,10 +308,10 @@ def test_on_a_gpu(dtype, optimize):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_attached", [False, True])
-@pytest.mark.parametrize("model_type", sorted(types_of("causal")))
-def test_types(model_type, is_attached, monkeypatch):
+@pytest.mark.parametrize("case", [*itertools.product(sorted(types_of("causal")), [False, True])][::STRIDE], ids=str)
+def test_types(case, monkeypatch):
     """The bits of none, or a refusal: nothing between."""
+    model_type, is_attached = case
     try:
         target = built_type("causal", model_type).to(torch.bfloat16)
         inputs = tiny.prompts(2, vocab_size=min(tiny.VOCAB, target.config.get_text_config().vocab_size))

@@ -11,7 +11,7 @@ from tests.support.cases import slow_but
 from tests.support.random_calls import check, check_bits, check_bits_by_kernels
 
 #: calls of the slow test, and those of the quick one
-MANY, FEW = int(os.environ.get("RANDOM_CALLS", "240")), 30
+MANY, FEW = int(os.environ.get("RANDOM_CALLS", "240")), 12
 CHUNK = 60
 SEEDS = [range(FEW), *(range(first, first + CHUNK) for first in range(1000, 1000 + MANY, CHUNK))]
 

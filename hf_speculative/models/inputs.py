@@ -153,7 +153,7 @@ def misfit_of_encoder(draft: PreTrainedModel, target: PreTrainedModel, call: dic
     encoder, embeds, outputs = draft.get_encoder(), call.get("inputs_embeds"), call.get("encoder_outputs")
     if embeds is not None and embeds.shape[-1] != encoder.get_input_embeddings().embedding_dim:
         return "inputs_embeds"
-    if outputs is not None and outputs.last_hidden_state.shape[-1] != encoder.config.hidden_size:
+    if outputs is not None and outputs.last_hidden_state.shape[-1] != encoder.config.get_text_config().hidden_size:
         return "encoder_outputs"
     return None
 

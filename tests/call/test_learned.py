@@ -61,8 +61,9 @@ def known(target) -> list[RoundCosts]:
     return [costs for pairs in learned._costs[target].values() for costs in pairs.values()]
 
 
-@pytest.mark.parametrize("sampling", [{"do_sample": False}, {"do_sample": True, "reproducible": True}])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(
+    ("batch_size", "sampling"), [(1, {"do_sample": False}), (3, {"do_sample": True, "reproducible": True})]
+)
 def test_costs_are_learned_from_the_rounds_of_calls(pair, machine, batch_size, sampling):
     machine(*pair, draft_step=0.3, jump=0.4)
     torch.manual_seed(3)

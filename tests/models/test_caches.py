@@ -31,8 +31,8 @@ def following(inputs, text, num_more=3, new=None):
     return {"input_ids": torch.cat([text, more], 1), "attention_mask": mask}
 
 
-@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_5", "llava", "gemma3", "mllama"])
-@pytest.mark.parametrize("drafts_for_itself", [False, True])
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_5", "gemma3", "mllama"])
+@pytest.mark.parametrize("drafts_for_itself", slow_but([False, True], False))
 def test_turns_after_an_image(model_type, drafts_for_itself):
     """Which tokens are the image is said with it, for that turn alone; how far it moves what follows, the model notes.
 

@@ -79,7 +79,7 @@ def test_a_universal_draft_needs_the_ids():
 
 
 @pytest.mark.parametrize("given", ["inputs_embeds", "encoder_outputs"])
-@pytest.mark.parametrize(("name", "num_copies"), [("t5", 3), ("bart", 1)])
+@pytest.mark.parametrize(("name", "num_copies"), [("t5", 3), ("bart", 1), ("t5gemma2", 1)])
 def test_an_encoder_that_is_given_no_ids(name, given, num_copies):
     """A draft of the target's width reads the same, one of another has to read the ids or is refused."""
     model = build("seq2seq", name)

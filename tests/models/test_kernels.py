@@ -23,7 +23,7 @@ def made(model_type):
 
 
 @pytest.mark.parametrize("name", [FLASH, FLEX, HUB])
-@pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma3_text", "gpt_neox"])
+@pytest.mark.parametrize("model_type", ["gemma3_text", "gpt_neox"])
 def test_prompts_are_read_by_the_models_own_attention(model_type, name, kernels):
     model = loaded(tiny.build(model_type), name)
     assert choose(model).name == "ragged" and choose(model).reason is None
@@ -39,7 +39,7 @@ def test_prompts_are_read_by_the_models_own_attention(model_type, name, kernels)
 
 @pytest.mark.parametrize(
     "model_type, name",
-    [*((kind, FLASH) for kind in (*tiny.ARCHITECTURES, *MORE)), *((kind, FLEX) for kind in MORE[::3])],
+    [*((kind, FLASH) for kind in ("gpt2", "phi3", *MORE[::2])), *((kind, FLEX) for kind in MORE[1::5])],
 )
 def test_tokens_are_plain_decodings(model_type, name, kernels):
     model = loaded(made(model_type), name)

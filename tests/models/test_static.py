@@ -51,7 +51,7 @@ def test_replays_give_what_plain_decoding_gives(kind, recorded):
     """With windows and learned positions among others."""
     model = tiny.build(kind)
     draft = tiny.noisy_copy(model)
-    for num_rows in (1, 2, 3):
+    for num_rows in (1, 3):
         unequal(model, draft, num_rows)
     num_captures = recorded.num_captures
     unequal(model, draft)

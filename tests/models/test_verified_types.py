@@ -1,6 +1,5 @@
 """A sample of all model types, over all mappings; `python -m tests.architectures` runs the rest and writes the page."""
 
-import os
 from collections import Counter
 
 import pytest
@@ -9,6 +8,7 @@ from hf_speculative.models.verified_types import TESTED_TREES
 from tests.architectures import page
 from tests.architectures.check import MAPPINGS, examine, types_of
 from tests.architectures.runner import run
+from tests.support.cases import STRIDE
 
 #: what people run, and layouts that differ: latent attention, experts, windows, ALiBi, recurrence, encoders, images
 RAGGED = "bloom deepseek_v3 gemma3_text gpt2 gpt_oss llama mamba mamba2 mistral phi3 qwen2 qwen3 qwen3_next roberta"
@@ -34,10 +34,6 @@ def test_a_sample_is_exact_by_the_path_it_is_known_to_take(case):
 
 def test_the_page_shows_the_results_kept():
     assert page.PAGE.read_text() == page.render()
-
-
-#: `EVERY_TYPE=1 pytest -m slow`: all of them, as `python -m tests.architectures` does
-STRIDE = 1 if "EVERY_TYPE" in os.environ else 6
 
 
 @pytest.mark.slow

@@ -1,12 +1,16 @@
 """Which cases of a parametrised test `make test` runs."""
 
 import itertools
+import os
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 from tests.support import tiny
+
+#: of all model types, slow tests take each STRIDE-th; with `EVERY_TYPE=1 pytest -m slow` all of them
+STRIDE = 1 if "EVERY_TYPE" in os.environ else 7
 
 
 def slow_but(values: Iterable[Any], *quick: Any) -> list:
