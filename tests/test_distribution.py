@@ -14,7 +14,7 @@ from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
 from hf_speculative.verification import BlockVerification, SampledVerification, TokenVerification, token
 from hf_speculative.verification.residual import draw_next_token
 from tests.support import distributions, tiny, trees
-from tests.support.cases import slow_but
+from tests.support.cases import a_third, slow_but
 from tests.support.distributions import NEW, PROMPTS, SETTINGS, VOCAB, assert_all_found, assert_exact
 from tests.support.enumeration import enumerate_texts
 
@@ -141,10 +141,9 @@ def test_control_biased_samples_are_caught(pair, drawn):
 
 
 @pytest.mark.slow  # it draws after every draft token, used or not: too much to enumerate; test_rules.py does so for one round
-@pytest.mark.parametrize("is_broken", [False, True])
-def test_sampled_verification(pair, broken, is_broken):
+def test_sampled_verification(pair):
     config = hs.SpeculativeConfig(rule=SampledVerification(), num_draft_tokens=3)
-    draft = {"draft_model": broken if is_broken else pair[1], "speculative_config": config}
+    draft = {"draft_model": pair[1], "speculative_config": config}
     for prompt, samples in distributions.sample(pair[0], draft, top_k=3):
         distributions.assert_samples(samples, distributions.exact_distribution(pair[0], prompt, top_k=3))
 
@@ -157,7 +156,7 @@ class WholeTrees(Constant):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["block", "sampled"])
+@pytest.mark.parametrize("rule", a_third(["block", "sampled"]))
 def test_drawn_trees(pair, rule):
     """Again too much to enumerate here: tests/verification/test_trees.py does so."""
     after = pair[1](torch.arange(VOCAB)[:, None]).logits[:, 0].detach()  # of the newest token alone

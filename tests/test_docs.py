@@ -15,7 +15,7 @@ import torch
 from nbclient import NotebookClient
 
 import hf_speculative as hs
-from tests.support.cases import slow_but
+from tests.support.cases import a_third, slow_but
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -43,7 +43,7 @@ QUICK = ("README.md", "quickstart.md", "no-draft-model.md", "trees.md")
 
 
 @pytest.mark.parametrize(
-    "page", slow_but(CODE, *(page for page in CODE if page.name in QUICK)), ids=lambda page: page.name
+    "page", slow_but(CODE, *(page for page in CODE if page.name in QUICK), every=True), ids=lambda page: page.name
 )
 def test_code_blocks_run(page, tmp_path):
     def run():
@@ -113,7 +113,9 @@ QUICK_HERE = ("quickstart", "streaming", "custom_drafter", "with_pipeline", "com
 
 
 @pytest.mark.parametrize(
-    "path", slow_but(RUN_HERE, *(path for path in RUN_HERE if path.stem in QUICK_HERE)), ids=lambda path: path.name
+    "path",
+    slow_but(RUN_HERE, *(path for path in RUN_HERE if path.stem in QUICK_HERE), every=True),
+    ids=lambda path: path.name,
 )
 def test_examples_run(path, tmp_path):
     arguments = [str(path), *ARGUMENTS.get(path.name, [])]
@@ -134,7 +136,7 @@ def test_the_first_notebook_runs(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # Jupyter's own
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", a_third(NOTEBOOKS), ids=lambda path: path.stem)
 def test_notebooks_run_in_jupyter_and_are_stored_with_what_they_print(path, tmp_path):
     """Warnings and bars, which are the machine's, are not kept."""
     stored, run = (nbformat.read(path, as_version=4) for _ in range(2))

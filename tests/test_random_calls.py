@@ -11,14 +11,14 @@ from tests.support.cases import slow_but
 from tests.support.random_calls import check, check_bits, check_bits_by_kernels
 
 #: calls of the slow test, and those of the quick one
-MANY, FEW = int(os.environ.get("RANDOM_CALLS", "240")), 12
+MANY, FEW = int(os.environ.get("RANDOM_CALLS", "60")), 12
 CHUNK = 60
 SEEDS = [range(FEW), *(range(first, first + CHUNK) for first in range(1000, 1000 + MANY, CHUNK))]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("check", [check, check_bits, check_bits_by_kernels])
-@pytest.mark.parametrize("seeds", slow_but(SEEDS, range(FEW)), ids=str)
+@pytest.mark.parametrize("seeds", slow_but(SEEDS, range(FEW), every=True), ids=str)
 def test_random_calls(seeds, check):
     for seed in seeds:
         check(seed)

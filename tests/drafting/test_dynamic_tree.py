@@ -11,7 +11,7 @@ from hf_speculative.models import RaggedModel
 from hf_speculative.sampling.samplers import SHARPNESS
 from hf_speculative.schedules import ConfidenceStop, Constant
 from tests.support import distributions, tied, tiny, trees
-from tests.support.cases import slow_but
+from tests.support.cases import a_third, slow_but
 from tests.support.compared import compared_model
 from tests.support.plain import reproduces_plain, same_as_plain, takes_lanes
 
@@ -99,7 +99,7 @@ def test_sampling_reproduces_plain(target, beams, processors):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{"top_k": 3}, {"top_k": 3, "repetition_penalty": 1.5}], ids=str)
+@pytest.mark.parametrize("settings", a_third([{"top_k": 3, "repetition_penalty": 1.5}, {"top_k": 3}]), ids=str)
 def test_sampled_trees_leave_the_distribution_as_it_is(settings):
     """Where they are asked for; enumerated, through `generate`."""
     target = tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=1, hidden=16)

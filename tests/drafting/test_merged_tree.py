@@ -12,7 +12,7 @@ from hf_speculative.models import RaggedModel
 from hf_speculative.schedules import Adaptive, Constant, Costs, HybridSchedule
 from hf_speculative.types import Nodes
 from tests.support import distributions, tiny, trees
-from tests.support.cases import slow_but
+from tests.support.cases import a_third, slow_but
 from tests.support.compared import compared_model
 from tests.support.drafters import Knowing
 from tests.support.plain import reproduces_plain, same_as_plain, takes_lanes
@@ -100,7 +100,7 @@ NEIGHBOURS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["sampled", "token", "block"])
+@pytest.mark.parametrize("rule", a_third(["sampled", "token", "block"]))
 def test_sampled_text_keeps_its_distribution(rule, monkeypatch):
     """Enumerated, through `generate`; nothing is learned, so that no row depends on others."""
     target = tiny.llama(seed=3, vocab_size=distributions.VOCAB, layers=1, hidden=16)

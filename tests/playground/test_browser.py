@@ -5,6 +5,7 @@ import re
 import pytest
 
 from tests.support import browser
+from tests.support.cases import a_third
 from tests.support.served import PATIENCE, serving
 
 pytest.importorskip("gradio", reason="the extra `playground` is not installed")
@@ -32,7 +33,7 @@ def opened(chromium, address, width, scheme):
     return page, said
 
 
-@pytest.mark.parametrize("width, scheme", [(browser.PHONE, "dark"), (browser.DESKTOP, "light")])
+@pytest.mark.parametrize("width, scheme", a_third([(browser.PHONE, "dark"), (browser.DESKTOP, "light")]))
 def test_a_prompt_is_run_and_its_rounds_are_stepped_through(chromium, address, width, scheme):
     page, said = opened(chromium, address, width, scheme)
     browser.check(page, scheme)

@@ -9,20 +9,31 @@ import pytest
 
 from tests.support import tiny
 
-#: of all model types, slow tests take each STRIDE-th; with `EVERY_TYPE=1 pytest -m slow` all of them
-STRIDE = 1 if "EVERY_TYPE" in os.environ else 7
+#: of all model types, slow tests take each STRIDE-th, and of other cases a third; with `EVERY_CASE=1`, all of them
+EVERY_CASE = "EVERY_CASE" in os.environ
+STRIDE = 1 if EVERY_CASE else 7
 
 
-def slow_but(values: Iterable[Any], *quick: Any) -> list:
-    """`values` for `parametrize`, of which all but the `quick` ones are slow: what they try besides is rarely what breaks."""
+def a_third(values: Iterable[Any], every: bool = EVERY_CASE) -> list:
+    """The first of three `values` each, unless all of them are tried."""
+    return [*values][:: 1 if every else 3]
+
+
+def slow_but(values: Iterable[Any], *quick: Any, every: bool = EVERY_CASE) -> list:
+    """`values` for `parametrize`: the `quick` ones, and a third of the others, or `every` one, which are slow.
+
+    What those try besides is rarely what breaks.
+    """
     values = list(values)
     missing = [value for value in quick if value not in values]
     assert not missing, f"{missing} are none of {values}"
-    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    slow = a_third((value for value in values if value not in quick), every)
+    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in (*quick, *slow)]
 
 
 def types_and_attentions() -> list:
     """Every type of model with both attentions; of eager ones, a type with windows and one without are quick."""
     quick = {(name, "eager") for name in ("llama", "gemma3_text")} | {(name, "sdpa") for name in tiny.ARCHITECTURES}
     pairs = itertools.product(tiny.ARCHITECTURES, ("sdpa", "eager"))
-    return [pytest.param(*pair, marks=() if pair in quick else pytest.mark.slow) for pair in pairs]
+    slow = a_third(pair for pair in pairs if pair not in quick)
+    return [*sorted(quick), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in slow)]

@@ -22,6 +22,7 @@ from hf_speculative.training.settings import Settings
 from hf_speculative.training.trainer import DraftTrainer
 from hf_speculative.types import Costs
 from tests.support import blocks, tiny, two_processes
+from tests.support.cases import a_third
 from tests.support.execution import fix_costs
 from tests.support.plain import agrees
 
@@ -319,7 +320,7 @@ def test_a_run_whose_time_cut_its_answers_goes_on_with_those(learn, tmp_path, mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("store",)])
+@pytest.mark.parametrize("more", a_third([("store",), ()]))
 def test_two_processes_train_as_one_does(tmp_path, more):
     """The same losses and the same acceptance, each process having answered, recorded, learned from and measured its share."""
     (tmp_path / "two").mkdir()
