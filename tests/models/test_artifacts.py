@@ -438,37 +438,27 @@ class TestPieces:
 
 
 @pytest.mark.slow
-class TestCompiled:
-    """With the compiler itself, which takes half a minute and needs one for C++."""
-
-    def test_equals_plain(self, target, draft, folder):
-        """And reads weights where they are."""
-        before = copy.deepcopy(dict(counters["stats"]))
-        for num_rows in (1, 3):
-            assert_equals_plain(target, draft, True, num_rows)
-        steps = dict(counters["stats"])
-        for num_rows in (2, 5, 1):
-            assert_equals_plain(target, draft, True, num_rows, num_draft_tokens=5)
-        assert_equals_plain(target, draft, True, width=attention.WIDEST + 20)
-        assert dict(counters["stats"]) == steps, "nothing is compiled again"
-        assert steps.get("unique_graphs") == before.get("unique_graphs")
-        assert len(list(folder.glob("*.pt2"))) == 3
-        with torch.no_grad():
-            for parameter in target.parameters():
-                parameter.add_(0.05 * torch.randn_like(parameter))
-        assert_equals_plain(target, draft, True)
-
-    def test_the_process_that_makes_one(self, target, folder, monkeypatch, tmp_path):
-        monkeypatch.setenv(artifacts.FOLDER, str(tmp_path))
-        monkeypatch.setattr(artifacts, "_started", set())
-        monkeypatch.setattr(artifacts, "_has_no_power_to_spare", lambda: False)
-        processes, popen = [], artifacts.subprocess.Popen
-        monkeypatch.setattr(artifacts.subprocess, "Popen", lambda *args, **kw: processes.append(popen(*args, **kw)))
-        artifacts.start(target)
-        assert processes[0].wait(timeout=300) == 0
-        assert artifacts.find(target) is not None
-        source = b""
-        for path in artifacts.files_of(target).paths:
-            with zipfile.ZipFile(path) as made:
-                source += b"".join(made.read(name) for name in made.namelist() if name.endswith(".cpp"))
-        assert b"omp parallel" in source and b"num_threads(" not in source, "made by one thread, for any number"
+def test_with_the_compiler_itself(target, draft, folder, monkeypatch):
+    """What a process in the background made serves calls of all sizes, and reads weights where they are."""
+    monkeypatch.setattr(artifacts, "_started", set())
+    monkeypatch.setattr(artifacts, "_has_no_power_to_spare", lambda: False)
+    processes, popen = [], artifacts.subprocess.Popen
+    monkeypatch.setattr(artifacts.subprocess, "Popen", lambda *args, **kw: processes.append(popen(*args, **kw)))
+    artifacts.start(target)
+    assert processes[0].wait(timeout=300) == 0
+    source, compilations = b"", copy.deepcopy(dict(counters["stats"]))
+    for path in artifacts.files_of(target).paths:
+        with zipfile.ZipFile(path) as made:
+            source += b"".join(made.read(name) for name in made.namelist() if name.endswith(".cpp"))
+    assert b"omp parallel" in source and b"num_threads(" not in source, "made by one thread, for any number"
+    for num_rows in (1, 3):
+        assert_equals_plain(target, draft, True, num_rows)
+    for num_rows in (2, 5, 1):
+        assert_equals_plain(target, draft, True, num_rows, num_draft_tokens=5)
+    assert_equals_plain(target, draft, True, width=attention.WIDEST + 20)
+    with torch.no_grad():
+        for parameter in target.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    assert_equals_plain(target, draft, True)
+    assert pool.kept(target).artifacts and pool.kept(draft).artifacts
+    assert len(list(folder.glob("*.pt2"))) == 3 and dict(counters["stats"]) == compilations, "nothing is compiled again"
