@@ -145,7 +145,7 @@ def test_notebooks_run_in_jupyter_and_are_stored_with_what_they_print(path, tmp_
     assert [bool(outputs) for outputs in kept] == [bool(cell.outputs) for cell in code_cells(stored)] and any(kept)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_training_the_embedded_pair_runs(tmp_path):
     rehearsal = [str(tmp_path / "pair"), "--rehearsal"]
     out = run_python([str(ROOT / "examples" / TRAINING), *rehearsal], tmp_path)

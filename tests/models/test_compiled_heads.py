@@ -214,11 +214,11 @@ class TestGreedyChains:
         assert emulated.runs_of_heads
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_with_the_compiler_itself(folder, monkeypatch):
-    """Of a layer with a window and one without, by our kernels."""
+    """By our kernels."""
     run_as(monkeypatch, has_kernel=True, compile=True)
-    target, head = heads.made("sliding windows")
+    target, head = heads.made("llama")
     for num_rows in (1, 3):
         accepts_the_same(target, tiny.prompts(num_rows), **CHAIN, draft_model=head)
     assert artifacts.path_of(head).exists() and pool.kept(head).artifacts and pool.kept(target).artifacts

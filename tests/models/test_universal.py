@@ -25,8 +25,7 @@ from tests.support.plain import agrees
 
 #: one a kind of state: encoder-decoder with relative and learned positions, local attention, convolutions, recurrences with
 #: attention and without
-FAMILIES = dict.fromkeys(("t5", "bart"), ("seq2seq", Crop))
-FAMILIES |= dict.fromkeys(("gpt_neo", "inkling_text"), ("causal", Crop))
+FAMILIES = {"t5": ("seq2seq", Crop), "gpt_neo": ("causal", Crop)}
 FAMILIES |= dict.fromkeys(("xlstm", "zaya"), ("causal", Snapshot))
 #: those that take this path only where a call needs it
 HYBRIDS = {"lfm2": ("causal", Crop), "mamba2": ("causal", Snapshot), "qwen3_next": ("causal", Snapshot)}
