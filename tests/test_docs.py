@@ -15,7 +15,7 @@ import torch
 from nbclient import NotebookClient
 
 import hf_speculative as hs
-from tests.support.cases import a_third, slow_but
+from tests.support.cases import slow_but
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -134,9 +134,9 @@ def test_the_first_notebook_runs(tmp_path):
     forked(tmp_path, ["-c"], lambda: exec(program, {"__name__": "__main__"}))
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.filterwarnings("default")  # Jupyter's own
-@pytest.mark.parametrize("path", a_third(NOTEBOOKS), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run_in_jupyter_and_are_stored_with_what_they_print(path, tmp_path):
     """Warnings and bars, which are the machine's, are not kept."""
     stored, run = (nbformat.read(path, as_version=4) for _ in range(2))

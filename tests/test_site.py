@@ -40,7 +40,7 @@ def test_broken_links_are_found(tmp_path):
     assert site.foreign_assets(tmp_path) == ["//host/i.png"]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_all_pages_can_be_read_on_a_phone(folder):
     """Each fits on a phone and can be read, in both schemes."""
     paths = [str(file.relative_to(folder)) for file in site.pages(folder) if file.name != "404.html"]

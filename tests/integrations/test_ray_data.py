@@ -71,7 +71,7 @@ def test_a_batch_answered_again_gets_the_same_answers(pair):
     assert other_seed(batch)["generated_text"].tolist() != answers
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_job(pair, tmp_path):
     pytest.importorskip("ray")
     rows = [{"id": n, "prompt": prompt} for n, prompt in enumerate([*PROMPTS, ""])]

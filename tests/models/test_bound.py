@@ -10,7 +10,6 @@ import hf_speculative as hs
 from hf_speculative.models import artifact_process, artifacts, bound, exported, native, pool
 from hf_speculative.models.linears import num_by_kernel
 from tests.support import tiny
-from tests.support.cases import a_third
 from tests.support.execution import run_as
 
 LENGTH = {"max_new_tokens": 12, "pad_token_id": 0}
@@ -117,8 +116,8 @@ class TestTheName:
             exported.load(package, files.parts[-1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", a_third(native.DTYPES))
+@pytest.mark.release
+@pytest.mark.parametrize("dtype", native.DTYPES)
 def test_with_the_compiler_itself(dtype, folder):
     """Three files a number format; what holds with an emulated compiler holds with this one."""
     model = tiny.llama().to(dtype)
