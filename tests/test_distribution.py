@@ -140,7 +140,7 @@ def test_control_biased_samples_are_caught(pair, drawn):
         distributions.assert_samples(samples, shifted)
 
 
-@pytest.mark.release  # it draws after every draft token, used or not: too much to enumerate, which test_rules.py does for a round
+@pytest.mark.release  # it draws after every draft token, used or not, which test_rules.py enumerates for a round
 def test_sampled_verification(pair):
     config = hs.SpeculativeConfig(rule=SampledVerification(), num_draft_tokens=3)
     draft = {"draft_model": pair[1], "speculative_config": config}
