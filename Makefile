@@ -1,7 +1,7 @@
 # `make demo` and `make test` do all set-up themselves, in .venv
 PYTHON ?= python3
 BIN := .venv/bin
-# Python compiles what it imports; to compile all that is installed takes a minute
+# Python compiles what it imports; to compile all that is installed takes two minutes
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 INSTALLED := .venv/.installed
 READY := .venv/.ready

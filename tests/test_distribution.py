@@ -141,9 +141,10 @@ def test_control_biased_samples_are_caught(pair, drawn):
 
 
 @pytest.mark.release  # it draws after every draft token, used or not, which test_rules.py enumerates for a round
-def test_sampled_verification(pair):
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_sampled_verification(pair, broken, is_broken):
     config = hs.SpeculativeConfig(rule=SampledVerification(), num_draft_tokens=3)
-    draft = {"draft_model": pair[1], "speculative_config": config}
+    draft = {"draft_model": broken if is_broken else pair[1], "speculative_config": config}
     for prompt, samples in distributions.sample(pair[0], draft, top_k=3):
         distributions.assert_samples(samples, distributions.exact_distribution(pair[0], prompt, top_k=3))
 

@@ -82,7 +82,7 @@ def folders(trained, tmp_path_factory):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", [*blocks.KINDS][::2])
+@pytest.mark.parametrize("kind", slow_but(blocks.KINDS, *[*blocks.KINDS][::2]))
 def test_proposals_are_those_of_a_plain_computation(kind, folders, target, monkeypatch):
     """After every round, in every row, whoever has left; each token after those drafted before it."""
     plain = blocks.Plain(folders / kind, target)

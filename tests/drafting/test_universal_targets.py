@@ -11,8 +11,9 @@ from tests.support.plain import agrees, same_as_plain
 #: where transformers lists a target, and heads that go with it
 TARGETS = {
     "qwen3_next": ("causal", ("eagle3", "dflash", "mtp")),
+    "lfm2": ("causal", ("eagle3",)),
     "llava": ("image-text", ("eagle3", "dflash")),
-    "qwen2_vl": ("image-text", ("mtp",)),
+    "qwen2_vl": ("image-text", ("mtp", "dflash")),
 }
 NEW = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
 

@@ -22,7 +22,7 @@ from hf_speculative.models.execution import Execution
 from tests.architectures.check import build
 from tests.architectures.inputs import prompts
 from tests.support import heads, tiny
-from tests.support.cases import slow_but
+from tests.support.cases import a_third, slow_but
 from tests.support.plain import agrees, same_as_plain, takes_lanes
 
 SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16}
@@ -90,7 +90,7 @@ def test_rows_that_take_the_place_of_others_and_contexts_that_grow(target, draft
     assert emulated.runs
 
 
-@pytest.mark.parametrize("kind", sorted(tiny.ARCHITECTURES)[::2])
+@pytest.mark.parametrize("kind", a_third(sorted(tiny.ARCHITECTURES)))
 def test_every_layout_of_attention(kind, emulated):
     """Windows, learned positions, experts, ...; prompts included."""
     model = tiny.build(kind)

@@ -55,7 +55,7 @@ def test_turns_after_an_image(model_type, drafts_for_itself):
     ("name", "batch_size"),
     [
         *(("llama", 1), ("llama", 3), ("gemma3_text", 3), ("gemma3n_text", 1)),
-        *(("qwen3_next", 3), ("lfm2_moe", 3)),
+        *(("qwen3_next", 3), ("bamba", 3), ("lfm2_moe", 3)),
     ],
 )
 def test_the_cache_after_a_stop_inside_a_block(name, batch_size):

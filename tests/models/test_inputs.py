@@ -23,18 +23,19 @@ from tests.support.plain import agrees, same
 pytestmark = pytest.mark.filterwarnings("ignore:`hidden_state` is deprecated:FutureWarning")
 NEW = {"max_new_tokens": 14, "do_sample": False, "pad_token_id": 0}
 #: of Gemma 3n and 4 the last layers read the keys of earlier ones; Gemma 3n and HY v4 keep several states a token
-CAUSAL = ("llama", "gemma3n_text", "hy_v4", "qwen3_next")
+QUICK = ("llama", "gemma3n_text", "hy_v4", "qwen3_next")
+CAUSAL = (*QUICK, "gemma3_text", "gemma4_text", "bloom")
 KINDS = dict.fromkeys(CAUSAL, "causal") | {"t5": "seq2seq"}
 KINDS["mllama"] = "image-text"  # some layers attend to an image, whose keys lie in the text's cache
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=slow_but(KINDS, *QUICK, "t5", "mllama"))
 def kind(request):
     model = build(KINDS[request.param], request.param)
     return model, lambda batch_size: prompts(KINDS[request.param], model, batch_size)
 
 
-@pytest.fixture(params=CAUSAL)
+@pytest.fixture(params=slow_but(CAUSAL, *QUICK))
 def decoder(request):
     """Without an encoder: those have a prompt, and transformers guides them."""
     model = build("causal", request.param)

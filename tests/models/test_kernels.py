@@ -9,7 +9,7 @@ from hf_speculative.models.attention import with_folded_attention
 from tests.architectures.check import build
 from tests.support import heads, tiny
 from tests.support.attention_kernels import FLASH, FLEX, HUB, kernels, loaded
-from tests.support.cases import slow_but
+from tests.support.cases import a_third, slow_but
 from tests.support.plain import NEW, agrees, ours, same_as_plain, takes_lanes
 
 __all__ = ["kernels"]
@@ -39,7 +39,7 @@ def test_prompts_are_read_by_the_models_own_attention(model_type, name, kernels)
 
 @pytest.mark.parametrize(
     "model_type, name",
-    [*((kind, FLASH) for kind in ("gpt2", "phi3", *MORE[::2])), *((kind, FLEX) for kind in MORE[1::5])],
+    a_third([*((kind, FLASH) for kind in (*tiny.ARCHITECTURES, *MORE)), *((kind, FLEX) for kind in MORE[::3])]),
 )
 def test_tokens_are_plain_decodings(model_type, name, kernels):
     model = loaded(made(model_type), name)

@@ -22,7 +22,7 @@ def torchao():
     return torchao_or_skip()
 
 
-@pytest.fixture(params=["llama", "qwen3_next", "t5"])
+@pytest.fixture(params=slow_but(["llama", "bloom", "qwen3_next", "t5"], "llama", "qwen3_next", "t5"))
 def kind(request):
     mapping = "seq2seq" if request.param == "t5" else "causal"
     model = build(mapping, request.param)

@@ -21,18 +21,20 @@ from hf_speculative.models.rollback import Crop, Snapshot
 from hf_speculative.types import Batch
 from tests.architectures.check import build, prompts
 from tests.support import tiny
+from tests.support.cases import slow_but
 from tests.support.plain import agrees
 
 #: one a kind of state: encoder-decoder with relative and learned positions, local attention, convolutions, recurrences with
 #: attention and without
-FAMILIES = {"t5": ("seq2seq", Crop), "gpt_neo": ("causal", Crop)}
+FAMILIES = dict.fromkeys(("t5", "bart"), ("seq2seq", Crop))
+FAMILIES |= dict.fromkeys(("gpt_neo", "inkling_text"), ("causal", Crop))
 FAMILIES |= dict.fromkeys(("xlstm", "zaya"), ("causal", Snapshot))
 #: those that take this path only where a call needs it
 HYBRIDS = {"lfm2": ("causal", Crop), "mamba2": ("causal", Snapshot), "qwen3_next": ("causal", Snapshot)}
 NEW = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=slow_but(FAMILIES, "t5", "gpt_neo", "xlstm", "zaya"))
 def family(request, monkeypatch):
     mapping, _ = FAMILIES[request.param]
     # Encoder-decoder models, as a call that asks for attentions has them.
