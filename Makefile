@@ -56,7 +56,7 @@ test: $(TORCHAO)
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 test-slow: $(TORCHAO)
-	$(BIN)/python -m pytest -m "slow$(if $(EVERY_CASE), or release)" --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest -m "(slow$(if $(EVERY_CASE), or release)) and not gpu and not real" --numprocesses auto --dist worksteal
 	$(MAKE) test-real
 	$(MAKE) test-kernels
 
