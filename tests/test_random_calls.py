@@ -11,8 +11,8 @@ from tests.support.cases import slow_but
 from tests.support.random_calls import check, check_bits, check_bits_by_kernels
 
 #: calls of the slow test, and those of the quick one
-MANY, FEW = int(os.environ.get("RANDOM_CALLS", "60")), 12
-CHUNK = 60
+MANY, FEW = int(os.environ.get("RANDOM_CALLS", "30")), 12
+CHUNK = 30
 SEEDS = [range(FEW), *(range(first, first + CHUNK) for first in range(1000, 1000 + MANY, CHUNK))]
 
 

@@ -212,7 +212,7 @@ def test_a_missing_extra_says_how_to_install_it(monkeypatch):
         importlib.reload(hs.integrations.trainer)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_counts_are_summed_over_processes(target, draft, tmp_path):
     """Two processes of batch 2 count what one of batch 8 does; 11 rows are made even by the first, which counts again."""
     found = two_processes.results(two_processes.evaluate, tmp_path)

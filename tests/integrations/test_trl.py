@@ -70,7 +70,7 @@ PAGES = {"num_blocks": 16, "max_batch_tokens": 128}
 BATCHED = {"use_transformers_continuous_batching": True, "transformers_continuous_batching_config": PAGES}
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
 def test_both_switches_train_as_without_a_draft(tmp_path, kind):

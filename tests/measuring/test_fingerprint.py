@@ -23,7 +23,7 @@ def test_objects_count_by_what_they_hold():
     assert fingerprint(Holds(n for n in "a")) == fingerprint(Holds(n for n in "b")) != fingerprint(n for n in "a")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_it_is_the_same_in_every_process():
     """A results file is continued by it; sets are in another order, and functions at another address."""
     values = "{'x', 'y', 'z'}, (lambda n: lambda: n)(2), Holds(1).__call__, torch.ones(2)"

@@ -16,7 +16,7 @@ from hf_speculative.measuring.processes import Processes
 from tests.support.evaluations import TEXTS, counts
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_two_processes_give_the_totals_of_one(model, small, tokenizer, evaluate, tmp_path):
     for part, folder in ((model, "target"), (small, "small")):
         part.save_pretrained(tmp_path / folder)

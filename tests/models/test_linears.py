@@ -196,7 +196,7 @@ def test_layers_with_functions_of_another_library(model):
     assert "forward" in vars(head)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 def test_under_torch_compile(model, plain):
     """The user's own: inference by the kernel, training by torch."""

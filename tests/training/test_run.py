@@ -22,7 +22,6 @@ from hf_speculative.training.settings import Settings
 from hf_speculative.training.trainer import DraftTrainer
 from hf_speculative.types import Costs
 from tests.support import blocks, tiny, two_processes
-from tests.support.cases import a_third
 from tests.support.execution import fix_costs
 from tests.support.plain import agrees
 
@@ -319,8 +318,8 @@ def test_a_run_whose_time_cut_its_answers_goes_on_with_those(learn, tmp_path, mo
     assert first.data["num_answers"] == again.data["num_answers"] == 5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("more", a_third([("store",), ()]))
+@pytest.mark.release
+@pytest.mark.parametrize("more", [("store",), ()])
 def test_two_processes_train_as_one_does(tmp_path, more):
     """The same losses and the same acceptance, each process having answered, recorded, learned from and measured its share."""
     (tmp_path / "two").mkdir()
