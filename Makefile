@@ -9,7 +9,7 @@ TORCHAO := .venv/torchao
 EXAMPLE := .venv/.example
 
 # What says that output is exact to the last token, for `test-kernels`
-EXACTNESS := tests/test_equality.py tests/test_trees.py tests/models/test_ragged.py
+EXACTNESS := tests/test_equality.py tests/test_trees.py
 
 .PHONY: demo recording test test-slow test-real test-kernels test-gpu quality docs docs-serve clean help
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import hf_speculative as hs
 from hf_speculative.embedded import examples
+from tests.support.cases import a_third
 
 
 @pytest.fixture
@@ -96,19 +97,19 @@ def pair():
         pytest.skip(str(error))
 
 
-#: by hand, 100: `NUM_QUESTIONS=100 pytest -m real`
-NUM_QUESTIONS = int(os.environ.get("NUM_QUESTIONS", 3))
+#: by hand, 100: `EVERY_CASE=1 NUM_QUESTIONS=100 pytest -m real`
+NUM_QUESTIONS = int(os.environ.get("NUM_QUESTIONS", 2))
 TASKS = ("Write Python code about", "Explain", "Repeat five times:", "List facts about", "Tell a joke about")
 TOPICS = "vowels Paris bread sorting cats rain tax chess dates Rome tea stars strings bees snow jazz fish ice oil law"
 QUESTIONS = [f"{TASKS[i % 5]} {TOPICS.split()[(i // 5 + 4 * i) % 20]}." for i in range(100)]
-WAYS = {"eager": (False, {}), "trees": (False, {"num_draft_tokens": 8}), "compiled": (True, {})}
+WAYS = {"compiled": (True, {}), "eager": (False, {}), "trees": (False, {"num_draft_tokens": 8})}
 
 
 def asked(tokenizer, questions):
     chats = [[{"role": "user", "content": question}] for question in questions]
     tokenizer.padding_side = "left"
     how = {"add_generation_prompt": True, "return_dict": True, "return_tensors": "pt", "padding": True}
-    return tokenizer.apply_chat_template(chats, **how) | {"max_new_tokens": 32}
+    return tokenizer.apply_chat_template(chats, **how) | {"max_new_tokens": 24}
 
 
 @pytest.fixture(scope="module")
@@ -132,10 +133,10 @@ def test_weights_of_the_package_need_no_accelerate(pair, tmp_path, monkeypatch):
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("size", [1, 8])
-@pytest.mark.parametrize("optimize, settings", WAYS.values(), ids=WAYS)
-def test_chats_are_those_of_plain_generate(pair, plainly, optimize, settings, size):
+@pytest.mark.parametrize("way, size", a_third([*((way, 1) for way in WAYS), *((way, 8) for way in WAYS)]))
+def test_chats_are_those_of_plain_generate(pair, plainly, way, size):
     """Greedy on all questions, sampled on two of five."""
+    optimize, settings = WAYS[way]
     model = hs.attach(copy.deepcopy(pair[0]), pair[1], optimize=optimize, reproducible=True)
     with hs.record() as stats:
         for first in range(0, NUM_QUESTIONS, size):
@@ -146,12 +147,12 @@ def test_chats_are_those_of_plain_generate(pair, plainly, optimize, settings, si
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("dtype, optimize", [(torch.float32, False), (torch.bfloat16, True)])
+@pytest.mark.parametrize("dtype, optimize", a_third([(torch.bfloat16, True), (torch.float32, False)]))
 def test_bits_are_the_same_with_a_draft_and_without(pair, dtype, optimize):
     target, draft, tokenizer = pair
     target = hs.attach(copy.deepcopy(target).to(dtype), draft, reproducible="bitwise", optimize=optimize)
     for sampling in ({"do_sample": False}, {"do_sample": True, "temperature": 0.8, "top_p": 0.95}):
-        call = {**asked(tokenizer, QUESTIONS[:2]), "max_new_tokens": 24, **sampling}
+        call = {**asked(tokenizer, QUESTIONS[:2]), **sampling}
         call |= {"return_dict_in_generate": True, "output_scores": True}
         found = []
         for more in ({}, {"num_draft_tokens": 3}, {"draft_model": None}):
