@@ -26,7 +26,7 @@ from .guidance import Guidance
 from .memories import Memories
 from .prefixes import Prefixes, Reach
 from .stateless import MEMORYLESS
-from .top_p import top_p
+from .top_p import top_k_then_p, top_p
 
 CONTEXT_FREE = (
     hf.TemperatureLogitsWarper,
@@ -58,19 +58,28 @@ class Processors:
             self.guidance, processors = Guidance(processors[0]), processors[1:]
         with_memory = [p for p in processors if type(p) not in WITHOUT_MEMORY]
         self.memories = Memories(with_memory, batch_size, list(criteria))
-        self.steps = [
-            WITHOUT_MEMORY[type(p)](p) if type(p) in WITHOUT_MEMORY else StatefulProcessor(p, self.memories)
-            for p in processors
-        ]
+        self.steps: list[Any] = []
+        for processor in processors:
+            if type(processor) not in WITHOUT_MEMORY:
+                self.steps.append(StatefulProcessor(processor, self.memories))
+            elif type(processor) is hf.TopPLogitsWarper and self._end_with_top_k():
+                self.steps[-1] = ContextFree(*self.steps[-1].processors, processor)
+            else:
+                self.steps.append(WITHOUT_MEMORY[type(processor)](processor))
+
+    def _end_with_top_k(self) -> bool:
+        last = self.steps[-1] if self.steps else None
+        return type(last) is ContextFree and [type(one) for one in last.processors] == [hf.TopKLogitsWarper]
 
     @property
     def settings(self) -> Hashable | None:
         """Which processors there are, with their numbers, if no prefix and no tensor has a say; else `None`."""
-        processors = [step.processor for step in self.steps if type(step) is ContextFree]
+        context_free = [step for step in self.steps if type(step) is ContextFree]
+        processors = [processor for step in context_free for processor in step.processors]
         settings = [(type(processor), *vars(processor).items()) for processor in processors]
         values = [value for _, *items in settings for _, value in items]
         is_plain = all(value is None or isinstance(value, (bool, int, float, str)) for value in values)
-        is_alone = len(settings) == len(self.steps) and self.guidance is None
+        is_alone = len(context_free) == len(self.steps) and self.guidance is None
         return ("processors", *settings) if is_alone and is_plain else None
 
     @cached_property
@@ -91,6 +100,11 @@ class Processors:
     def draft_may_follow(self) -> bool:
         """Processors with a memory are first called, and copied, in a round without a draft."""
         return self.memories.lookahead_unsupported_reason is None and (self.memories.has_begun or not self.have_memory)
+
+    @property
+    def write_in_place(self) -> bool:
+        """Some of them may write into the scores that they are given."""
+        return any(type(step) is not ContextFree for step in self.steps)
 
     @property
     def keeps_rows_together(self) -> bool:
@@ -143,14 +157,18 @@ class Processors:
 
 
 class ContextFree:
-    def __init__(self, processor):
-        self.processor = processor
-        self.forbidden: Tensor | None = getattr(processor, "suppress_tokens", None)
+    """A processor that looks at no prefix, or top-k with the top-p that follows it."""
+
+    def __init__(self, *processors):
+        self.processors = processors
+        self.forbidden: Tensor | None = getattr(processors[0], "suppress_tokens", None)
 
     def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
-        of_all = scores.flatten(0, 1)
-        is_top_p = type(self.processor) is hf.TopPLogitsWarper
-        return (top_p(self.processor, of_all) if is_top_p else self.processor(None, of_all)).view_as(scores)
+        of_all, processor = scores.flatten(0, 1), self.processors[-1]
+        if len(self.processors) == 2:
+            return top_k_then_p(*self.processors, of_all).view_as(scores)
+        is_top_p = type(processor) is hf.TopPLogitsWarper
+        return (top_p(processor, of_all) if is_top_p else processor(None, of_all)).view_as(scores)
 
 
 class AfterEachPrefix:

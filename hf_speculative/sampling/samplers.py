@@ -50,11 +50,12 @@ class ProcessedSampler(Sampler):
         self.processors.commit(batch, [len(new) for new in tokens])
 
     def target_scores(self, batch: Batch, logits: Tensor) -> Tensor:
-        # Float32 before temperature and softmax, as plain generate; copied, since processors may write in place.
-        return self.processors(batch, logits.to(torch.float32, copy=True), ahead=0, is_draft=False)
+        # Float32 before temperature and softmax, as plain generate.
+        scores = logits.to(torch.float32, copy=self.processors.write_in_place)
+        return self.processors(batch, scores, ahead=0, is_draft=False)
 
     def level_scores(self, batch: Batch, logits: Tensor, ahead: int) -> Tensor:
-        writes = bool(self.processors.steps)  # a draft's logits are read once, so that only processors need a copy
+        writes = self.processors.write_in_place
         scores = logits[..., : self.vocab_size].to(batch.tokens.device, torch.float32, copy=writes)
         if scores.shape[2] < self.vocab_size:
             scores = functional.pad(scores, (0, self.vocab_size - scores.shape[2]), value=-torch.inf)
@@ -66,13 +67,12 @@ class ProcessedSampler(Sampler):
 
     def target_probs(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         probs = self.probs(scores)
-        is_valid = ~probs[..., 0].isnan()
-        if probs.device.type == "cpu" and bool(is_valid.all()):
-            return probs, is_valid
         # A uniform one stands for what is none, so that a rule leads there as often as plain decoding does.
-        return self._guessed(probs), is_valid
+        return self._guessed(probs), ~probs[..., 0].isnan()
 
     def _guessed(self, probs: Tensor) -> Tensor:
+        if probs.device.type == "cpu" and not bool(probs[..., 0].isnan().any()):
+            return probs
         return probs.nan_to_num(1 / self.vocab_size)
 
     def confidences(self, scores: Tensor, ahead: int) -> Tensor:

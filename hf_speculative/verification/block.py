@@ -36,7 +36,7 @@ class BlockVerification(LosslessRule):
         excess = log_ratio.cummax(1).values.clamp(min=0)
         claim = functional.pad((log_ratio - excess).exp(), (1, 0), value=1.0)
 
-        residual = (claim[:, :-1, None] * target_probs[:, : draft.width] - draft_probs).clamp(min=0)
+        residual = (claim[:, :-1, None] * target_probs[:, : draft.width]).sub_(draft_probs).clamp_(min=0)
         mass = functional.pad(residual.sum(-1), (0, 1))
         denominator = mass + 1 - claim
         keep = torch.where(denominator > 0, mass / denominator, 1.0)[:, 1:]

@@ -28,9 +28,12 @@ def chances_of(draft: Draft, target_probs: Tensor, num_accepted: Tensor) -> Tens
     q = draft.probs if draft.likeliest_of is None else draft.likeliest_of
     if q is None or draft.tree is not None:
         return None
-    p = target_probs[:, : draft.width]
+    if q.device.type == "cpu":
+        q = q[:, : int(num_accepted.max()) + 1]
+    width = q.shape[1]
+    p = target_probs[:, :width]
     if_drawn = torch.minimum(p, q).sum(2)
     if_likeliest = p.gather(2, q.argmax(2, keepdim=True))[..., 0]
-    positions = torch.arange(draft.width, device=p.device)
-    is_reached = is_proposed(draft) & (positions <= num_accepted[:, None])
+    positions = torch.arange(width, device=p.device)
+    is_reached = is_proposed(draft)[:, :width] & (positions <= num_accepted[:, None])
     return (torch.stack([if_drawn, if_likeliest], 2) * is_reached[..., None]).sum(1)

@@ -25,7 +25,7 @@ class TokenVerification(LosslessRule):
         keep = (p / q).nan_to_num(0).clamp(max=1)
         accepted = sampler.bernoulli(keep) & is_proposed(draft)
         num_accepted = accepted.long().cumprod(1).sum(1)
-        residual = (target_probs[:, : draft.width] - draft_probs).clamp(min=0)
+        residual = (target_probs[:, : draft.width] - draft_probs).clamp_(min=0)
         return draw_next_token(draft, target_probs, residual, num_accepted, keep.cumprod(1), sampler)
 
     def _along_tree(self, draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:

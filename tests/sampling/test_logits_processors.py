@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessor
 from transformers.generation import logits_process as hf
 
-from hf_speculative.sampling.logits_processors import Processors
+from hf_speculative.sampling.logits_processors import CONTEXT_FREE, Processors
 from hf_speculative.types import Batch, Tree
 from tests.support import tiny
 from tests.support.cases import slow_but
@@ -225,6 +225,37 @@ def test_rows_of_different_lengths_are_one_call(name, monkeypatch):
     with NoReads():
         processors(batch, torch.randn(4, 6, VOCAB), ahead=0, is_draft=False)
     assert len(calls) <= 1
+
+
+#: transformers' own that do not look at the prefix
+CONTEXT_FREE_ONES = [
+    hf.TemperatureLogitsWarper(0.7),
+    hf.TopKLogitsWarper(5),
+    hf.TopPLogitsWarper(0.6),
+    hf.TopHLogitsWarper(0.5),
+    hf.MinPLogitsWarper(0.1),
+    hf.TypicalLogitsWarper(0.6),
+    hf.EpsilonLogitsWarper(0.02),
+    hf.EtaLogitsWarper(0.02, device="cpu"),
+    hf.InfNanRemoveLogitsProcessor(),
+    hf.LogitNormalization(),
+    hf.SuppressTokensLogitsProcessor([3, 4]),
+]
+
+
+@pytest.mark.parametrize("processor", CONTEXT_FREE_ONES, ids=lambda one: type(one).__name__)
+def test_a_processor_for_which_logits_are_not_copied_leaves_them_as_they_are(processor):
+    """A round's logits are read after its scores, and `output_logits` returns them."""
+    logits = torch.randn(2, 3, VOCAB, generator=torch.Generator().manual_seed(0))
+    logits[0, 0, 0] = -torch.inf
+    given, batch = logits.clone(), some_batch(random.Random(0), shortest=6)
+    processors = Processors([processor], batch_size=5)
+    processors(batch, given, ahead=0, is_draft=True)
+    assert not processors.write_in_place and torch.equal(given, logits)
+
+
+def test_the_processors_for_which_logits_are_not_copied_are_all_tried():
+    assert {type(one) for one in CONTEXT_FREE_ONES} == set(CONTEXT_FREE)
 
 
 @pytest.mark.parametrize("given", [{"eos_token_id": [-1, 0], "min_new_tokens": 9}, {"begin_suppress_tokens": [-1, 5]}])

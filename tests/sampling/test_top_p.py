@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from transformers import TopPLogitsWarper
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from hf_speculative.sampling.logits_processors import Processors
 from hf_speculative.sampling.samplers import Independent
-from hf_speculative.sampling.top_p import top_p
+from hf_speculative.sampling.top_p import top_k_then_p, top_p
 
 VOCAB = 17_000
 
@@ -30,6 +31,37 @@ def test_equals_transformers(kind, threshold):
         expected, given = processor(None, SCORES[kind].clone()), SCORES[kind].clone()
         assert torch.equal(top_p(processor, given).nan_to_num(9.0), expected.nan_to_num(9.0))
         assert torch.equal(given.nan_to_num(), SCORES[kind].nan_to_num()), "it does not write to what it is given"
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.95, 1.0])
+@pytest.mark.parametrize("kind", SCORES)
+def test_one_search_for_top_k_and_top_p_equals_both(kind, threshold):
+    for num, options in (
+        (1, {}),
+        (50, {}),
+        (50, {"min_tokens_to_keep": 60}),
+        (300, {"filter_value": -5.0}),
+        (9_000, {}),
+    ):
+        processors = TopKLogitsWarper(num, **options), TopPLogitsWarper(threshold, **options)
+        expected = processors[1](None, processors[0](None, SCORES[kind].clone()))
+        given = SCORES[kind].clone()
+        assert torch.equal(top_k_then_p(*processors, given).nan_to_num(9.0), expected.nan_to_num(9.0))
+        assert torch.equal(given.nan_to_num(), SCORES[kind].nan_to_num()), "it does not write to what it is given"
+
+
+def test_top_p_right_after_top_k_shares_its_search(monkeypatch):
+    """And nothing else does: the search of one is of no use to the other where scores change between them."""
+    top_k, after, asked = TopKLogitsWarper(5), TopPLogitsWarper(0.9), []
+    monkeypatch.setattr(TopKLogitsWarper, "__call__", lambda self, *args: asked.append(len(args[1])) or args[1])
+    for processors, times in (
+        ([top_k, after], 0),
+        ([after, top_k], 1),
+        ([top_k, TemperatureLogitsWarper(2.0), after], 1),
+    ):
+        asked.clear()
+        Processors(processors, 1)._apply(None, SCORES["peaked"][:, None].clone())
+        assert len(asked) == times
 
 
 def test_where_adding_in_another_order_could_matter_transformers_decides(monkeypatch):
