@@ -332,6 +332,28 @@ def test_a_beginning_that_is_read_otherwise_in_a_long_text_is_not_shared(monkeyp
     assert refilled(model, prompts, 1, prompt_lookup_num_tokens=1, **settings) != expected, "the test can tell"
 
 
+def test_prompts_whose_answers_were_long_start_first(target, draft, expected):
+    """So that a batch does not end with a long row alone; each row is what it was."""
+    model, order = copy.deepcopy(target), sorted(range(len(PROMPTS)), key=lambda i: len(expected[i]))
+    prompts, passes = [PROMPTS[i] for i in order], []
+    for _ in range(2):
+        with hs.record() as stats:
+            rows = refilled(model, prompts, draft_model=draft, num_draft_tokens=1, batch_size=4)
+        assert rows == [expected[i] for i in order]
+        passes.append(stats.num_target_forwards)
+    assert passes[1] < passes[0]
+
+
+def test_sampled_rows_start_in_the_order_given(target, draft):
+    """Their tokens depend on it, so that it must not depend on earlier calls."""
+    model, found = copy.deepcopy(target), []
+    for _ in range(2):
+        set_seed(0)
+        found.append(refilled(model, do_sample=True, draft_model=draft, num_draft_tokens=2))
+        refilled(model, draft_model=draft)
+    assert found[0] == found[1]
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "gpt2"])
 @pytest.mark.parametrize("kind", [RaggedModel, lambda model: EarlyExitModel(model, 1)], ids=["ragged", "early exit"])
@@ -344,7 +366,7 @@ def test_cached_logits_equal_fresh_ones_after_admissions(model_type, kind, monke
     inputs = padded(prompts)
     padding = (1 - inputs["attention_mask"]).sum(1).tolist()
     batch, cached = Batch(inputs["input_ids"], padding, max_length=60), kind(model)
-    batch.wait_beyond(3)
+    batch.wait_beyond(3, list(range(9)))
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape, low=1, high=tiny.VOCAB):

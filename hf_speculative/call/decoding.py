@@ -75,12 +75,12 @@ class Parts:
         batch.ends = frozenset(stopping.eos)
         batch.guide_of = processors.guides(batch.history)  # type: ignore[assignment, method-assign]
         self.sampler = make_sampler(own, model, batch, processors, config)
+        self.learned = Learned(options, model, inputs, logits_processor)
         if options.rows_at_once is not None:
             self._let_rows_wait(options.rows_at_once)
         self.rule = make_rule(own, self.sampler, self.drafter)
         self.sampler.keeps_draft_probs = self.rule.reads_draft_probs
         batch.branches = may_branch(self.drafter, model, self.target, self.sampler, ranks.rule(self.rule))
-        self.learned = Learned(options, model, inputs, logits_processor)
         self.schedule = self.learned.timed(within_reach(make_schedule(options, self.target.max_columns), processors))
         self.stopping = ranks.stopping(stopping)
         self.generator = drawn_from(own, inputs.input_ids.device) if config.do_sample else None
@@ -92,7 +92,10 @@ class Parts:
         if any(part.keeps_rows_together for part in (self.target, self.drafter, self.sampler.processors)):
             raise CannotRefill
         self.batch.shares_prefixes = self.target.shares_prefixes
-        self.batch.wait_beyond(num_rows)
+        history = self.batch.history
+        self.batch.wait_beyond(
+            num_rows, self.learned.longest_first(history) if num_rows > 1 else list(range(len(history)))
+        )
 
     def begin(self) -> None:
         """Everything up to the first round; a cache that is given, and prompts that rows share, are read here."""
@@ -189,6 +192,7 @@ class SpeculativeDecoding:
         """Run all rounds, and publish the counts even if an error ends them."""
         drafter, statistics = parts.drafter, Statistics(num_calls=1)
         stopwatch, num_forwards_before = Stopwatch(parts.batch.tokens.device), drafter.num_forwards
+        prompts = parts.inputs.prompt.history
         parts.begin()
         rounds = parts.rounds(stopwatch.lap)
         try:
@@ -197,7 +201,8 @@ class SpeculativeDecoding:
                 output.follow(round)
                 for row, is_done in zip(round.rows, round.done, strict=True):
                     if is_done:
-                        drafter.learn(parts.inputs.prompt.history[row], output.new_tokens[row])
+                        drafter.learn(prompts[row], output.new_tokens[row])
+                        parts.learned.note_answer(prompts[row], len(output.new_tokens[row]))
                 yield round, statistics
         finally:
             rounds.close()

@@ -1,4 +1,4 @@
-"""What earlier calls learned about a pair: costs of rounds, and acceptance of drafts.
+"""What earlier calls learned about a pair: costs of rounds, acceptance of drafts, and how long answers are.
 
 The tokens of sampled calls without `reproducible` depend on draft lengths. Such calls use costs that change only once for each
 batch size, so that a seed gives the same tokens in later calls.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import fmean
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,6 +30,8 @@ from .configuration import Options
 #: computation takes as long as reading the weights, on a CPU and on other devices
 LEAST_VERIFICATION = 0.05
 BALANCE_ON_CPU, BALANCE = 32, 256
+#: prompts whose answers' lengths are remembered
+MOST_PROMPTS = 2**16
 
 #: by target and draft; not among what `keeping` puts aside, since costs do not depend on texts
 _costs: WeakKeyDictionary[PreTrainedModel, WeakKeyDictionary[object, dict[tuple, RoundCosts]]] = WeakKeyDictionary()
@@ -69,6 +72,8 @@ class Learned:
         if not self.is_kept:
             self.costs, self._settled = self._costs.settled()
         self.place: dict[tuple, Any] = kept_with(model).setdefault(Learned, WeakKeyDictionary()).setdefault(pair, {})
+        self._answers: dict[int, float] = kept_with(model).setdefault("lengths of answers", {})
+        self._notes_answers = self.is_kept and options.rows_at_once is not None
         length = (options.schedule_name, options.num_draft_tokens, options["assistant_confidence_threshold"])
         self.kind = (source.label, source.cost_key, is_sampled, *length, *inputs.others)
 
@@ -90,6 +95,21 @@ class Learned:
             stored_costs.write(self._costs)
         if self.is_kept and schedule.learned is not None:  # not of one that drafts nothing
             self.place[self.kind] = schedule.learned
+
+    def note_answer(self, prompt: list[int], num_tokens: int) -> None:
+        """Keep the length of an answer, halfway between the last one to the same prompt and those before."""
+        if self._notes_answers:
+            key = hash(tuple(prompt))
+            self._answers[key] = (self._answers.pop(key, num_tokens) + num_tokens) / 2
+            if len(self._answers) > MOST_PROMPTS:
+                del self._answers[next(iter(self._answers))]
+
+    def longest_first(self, prompts: list[list[int]]) -> list[int]:
+        """The order in which rows start, so that a batch does not end with a long one alone. Unknown ones count as the mean."""
+        if not (self._notes_answers and self._answers):
+            return list(range(len(prompts)))
+        mean = fmean(self._answers.values())
+        return sorted(range(len(prompts)), key=lambda row: -self._answers.get(hash(tuple(prompts[row])), mean))
 
 
 def _verification(device: torch.device, num_rows: int) -> float:

@@ -231,7 +231,7 @@ def is_head(model: PreTrainedModel) -> bool:
 
 
 def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
-    """Start compiling in a background process at the lowest priority: once, and not where an earlier try failed.
+    """Start compiling in a background process of low priority: once, and not where an earlier try failed.
 
     That process builds a model of random weights from the config: the file holds none.
     """

@@ -167,11 +167,10 @@ class Batch:
         part.select(list(indices))
         return part
 
-    def wait_beyond(self, num_rows: int) -> None:
-        """Only the first `num_rows` rows run; the others wait until a row is done."""
-        indices = list(range(len(self.rows)))
-        self.waiting = self.part(indices[num_rows:])
-        self.select(indices[:num_rows])
+    def wait_beyond(self, num_rows: int, order: list[int]) -> None:
+        """Only the first `num_rows` rows of `order` run; the others wait until a row is done."""
+        self.waiting = self.part(order[num_rows:])
+        self.select(order[:num_rows])
 
     def newcomers(self, num_rows: int) -> Batch | None:
         """The next `num_rows` rows that wait, or as many as there are, as a batch of their own; `None` without any."""

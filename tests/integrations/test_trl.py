@@ -86,3 +86,33 @@ def test_both_switches_train_as_without_a_draft(tmp_path, kind):
     )
     assert num_accepted > 10 and [reward for reward, _ in ours] == [reward for reward, _ in certain[0]]
     assert [loss for _, loss in ours] == pytest.approx([loss for _, loss in certain[0]], abs=1e-5)
+
+
+@pytest.mark.release
+@pytest.mark.filterwarnings("ignore")
+def test_online_dpo_trains_as_without_a_draft(tmp_path):
+    dpo, datasets = pytest.importorskip("trl.experimental.online_dpo"), pytest.importorskip("datasets")
+    data = datasets.Dataset.from_list([{"prompt": prompt} for prompt in ("import os\n", "class Node:\n")])
+    found = []
+    for attached in (False, True):
+        torch.manual_seed(0)
+        model, draft, tokenizer = copy.deepcopy(hs.embedded_pair())
+        if attached:
+            hs.attach(model, draft, num_draft_tokens=4, reproducible=True)
+        quiet = {"save_strategy": "no", "report_to": [], "use_cpu": True, "bf16": False, "output_dir": str(tmp_path)}
+        sizes = {"max_steps": 2, "per_device_train_batch_size": 2, "max_new_tokens": 16, "learning_rate": 3e-4}
+        config = dpo.OnlineDPOConfig(**quiet, **sizes, logging_steps=1, generation_kwargs={"use_cache": True})
+        trainer = dpo.OnlineDPOTrainer(
+            model,
+            reward_funcs=lambda completions, **others: [len(set(text)) for text in completions],
+            args=config,
+            train_dataset=data,
+            processing_class=tokenizer,
+        )
+        with hs.record() as stats:
+            trainer.train()
+        log = [(step["objective/scores"], step["loss"]) for step in trainer.state.log_history if "loss" in step]
+        found.append((log, [weight.detach() for weight in model.parameters()], stats.num_accepted_draft_tokens))
+    (log, weights, num_accepted), (ours, others, num_drafted) = found
+    assert ours == log and len(log) == 2 and num_drafted > 10 and not num_accepted
+    assert all(torch.equal(a, b) for a, b in zip(others, weights, strict=True))

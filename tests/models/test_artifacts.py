@@ -2,10 +2,13 @@
 
 import copy
 import gc
+import subprocess
+import sys
 import weakref
 import zipfile
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +20,7 @@ import hf_speculative as hs
 from hf_speculative.call import learned
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.models import RaggedModel, artifacts, attention, execution, exported, pieces, pool, traced
+from hf_speculative.models.artifact_process import NICENESS
 from hf_speculative.models.bound import PassOfPieces
 from hf_speculative.models.execution import Execution
 from tests.architectures.check import build
@@ -38,6 +42,17 @@ def target():
 @pytest.fixture
 def draft(target):
     return tiny.noisy_copy(target)
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="sessions have no shares of their own here")
+def test_the_background_process_gives_way_though_it_has_a_session_of_its_own():
+    """By priority alone it took half of the cores, and a call beside it ten times as long."""
+    code = "from hf_speculative.models.artifact_process import yield_to_others as give_way, Path; give_way()"
+    code += "; print(Path('/proc/self/autogroup').read_text())"
+    said = subprocess.run(
+        [sys.executable, "-c", code], start_new_session=True, capture_output=True, text=True, check=True
+    )
+    assert said.stdout.split()[-2:] == ["nice", str(NICENESS)]
 
 
 def assert_equals_plain(target, draft, compile, num_rows=3, width=12, **options):

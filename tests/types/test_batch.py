@@ -34,5 +34,5 @@ def test_the_longest_beginning_in_common():
 def test_rows_that_wait_know_what_they_share():
     batch = Batch(torch.tensor([[0, 5, 6, 7], [5, 6, 8, 9], [0, 0, 5, 6]]), [1, 0, 2], max_length=9)
     batch.shares_prefixes = True
-    batch.wait_beyond(1)
+    batch.wait_beyond(1, [0, 1, 2])
     assert batch.newcomers(2).prefixes == [Prefix(0, 2), Prefix(0, 1)] and batch.prefixes == ()
