@@ -72,7 +72,7 @@ def generate_batches(
     """Generate for any number of prompts, `batch_size` of them at a time, without waiting for the longest of a batch.
 
     In float32 a window's rows equal, token for token, those of plain `generate` on the window as one left-padded batch: greedy
-    ones, and sampled ones under `reproducible=True`.
+    ones, and sampled ones under `reproducible=True`. Prompts whose answers were long in earlier such calls start first.
 
     The iterator works in the caller's thread, when results are asked for. Closing it early leaves the models usable.
     Encoder-decoder models, others on the universal path and `guidance_scale` have one cache length for all rows. Their rows

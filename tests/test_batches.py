@@ -344,6 +344,21 @@ def test_prompts_whose_answers_were_long_start_first(target, draft, expected):
     assert passes[1] < passes[0]
 
 
+@pytest.mark.parametrize("kind", ["processor", "criterion"])
+def test_objects_with_a_memory_where_long_rows_would_start_first(target, draft, expected, kind):
+    """The user's own processors show the memory of the first row, which therefore starts first."""
+    model, order = copy.deepcopy(target), sorted(range(len(PROMPTS)), key=lambda i: len(expected[i]))
+    refilled(model, draft_model=draft)
+
+    def found(model):
+        own = {"logits_processor": LogitsProcessorList([Alternating()])}
+        if kind == "criterion":
+            own = {"stopping_criteria": StoppingCriteriaList([After(6)])}
+        return refilled(model, [PROMPTS[i] for i in order], draft_model=draft, **own)
+
+    assert found(model) == found(copy.deepcopy(target))
+
+
 def test_sampled_rows_start_in_the_order_given(target, draft):
     """Their tokens depend on it, so that it must not depend on earlier calls."""
     model, found = copy.deepcopy(target), []

@@ -122,12 +122,11 @@ def main() -> None:
     longest = NUM_TIMED * (max(LENGTHS) + 1) + 2
     known = Known(target, decode(max(ROWS), longest, draft_model=None), 1.0)
 
-    def seconds_a_round(size: int, length: int) -> float:
+    def seconds_of_rounds(size: int, length: int) -> list[float]:
         if not length:
-            short, long = (
-                timed(partial(decode, size, n, draft_model=None), target.device)[1] for n in (2, 2 + NUM_TIMED)
-            )
-            return (long - short) / NUM_TIMED
+            calls = (partial(decode, size, num, draft_model=None) for num in (2, 2 + NUM_TIMED))
+            short, long = (timed(call, target.device)[1] for call in calls)
+            return [(long - short) / NUM_TIMED] * NUM_TIMED
         decode(size, NUM_TIMED * (length + 1) + 2, draft_model=known, num_draft_tokens=length)
         ends = zip(known.rounds[1:], itertools.pairwise(known.clock), strict=True)
         return [end - start for kind, (start, end) in ends if kind == (size, length)]
@@ -136,7 +135,8 @@ def main() -> None:
     measured: dict[tuple[int, int], list[float]] = {kind: [] for kind in kinds}
     for repeat in range(4):
         for kind in random.Random(repeat).sample(kinds, len(kinds)):
-            measured[kind] += seconds_a_round(*kind) if repeat else seconds_a_round(*kind)[:0]  # the first one warms up
+            took = seconds_of_rounds(*kind)
+            measured[kind] += took if repeat else []  # the first one warms up
     times = Times({kind: statistics.quantiles(own, n=4)[0] for kind, own in measured.items()})  # least disturbed
     print("Milliseconds of a round, by rows and draft length:\n\n| rows | " + " | ".join(map(str, LENGTHS)) + " |")
     print("|---" * (len(LENGTHS) + 1) + "|")

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from ..distributed.synced_gpus import in_step
-from ..distributed.tensor_parallel import ranks_of
+from ..distributed.tensor_parallel import SingleProcess, ranks_of
 from ..hf_compat import is_given_by_user
 from ..loop import speculate
 from ..models import Inputs
@@ -92,10 +92,11 @@ class Parts:
         if any(part.keeps_rows_together for part in (self.target, self.drafter, self.sampler.processors)):
             raise CannotRefill
         self.batch.shares_prefixes = self.target.shares_prefixes
-        history = self.batch.history
-        self.batch.wait_beyond(
-            num_rows, self.learned.longest_first(history) if num_rows > 1 else list(range(len(history)))
-        )
+        order = list(range(len(self.batch.rows)))
+        # A user's processor shows the memory of the first row, and ranks have to agree.
+        if num_rows > 1 and not self.sampler.processors.have_memory and type(self.ranks) is SingleProcess:
+            order = self.learned.longest_first(self.batch.history)
+        self.batch.wait_beyond(num_rows, order)
 
     def begin(self) -> None:
         """Everything up to the first round; a cache that is given, and prompts that rows share, are read here."""

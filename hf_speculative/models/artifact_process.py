@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from . import artifacts, linears
 
-#: a fifth of a core beside decoding on all cores; the lowest priority, 19, would get a thirtieth, and hardly come to an end
+#: a fifth of a core beside decoding on two; the lowest priority, 19, would get a thirtieth, and hardly come to an end
 NICENESS = 10
 
 

@@ -23,7 +23,7 @@ def top_p(processor: hf.TopPLogitsWarper, scores: Tensor, num_likeliest: int = N
     if scores.device.type != "cpu" or scores.shape[1] < MORE * num_likeliest:
         return processor(None, scores)
     likeliest = scores.topk(num_likeliest).values
-    found, is_sure = _cut(processor, scores, likeliest, scores.logsumexp(-1, keepdim=True))
+    found, is_sure = _cut(processor, scores, likeliest, scores)
     if not bool(is_sure.all()):
         found[~is_sure] = top_p(processor, scores[~is_sure], MORE * num_likeliest)
     return found
@@ -35,21 +35,22 @@ def top_k_then_p(top_k: hf.TopKLogitsWarper, processor: hf.TopPLogitsWarper, sco
     if scores.device.type != "cpu" or scores.shape[1] < MORE * num_kept or fills != {-math.inf}:
         return top_p(processor, top_k(None, scores))
     likeliest = scores.topk(num_kept + 1).values
-    found, is_sure = _cut(processor, scores, likeliest, likeliest[:, :-1].logsumexp(-1, keepdim=True))
+    found, is_sure = _cut(processor, scores, likeliest, likeliest[:, :-1])
     is_sure &= likeliest[:, -2] > likeliest[:, -1]  # of equally likely ones, top-k keeps all
     if not bool(is_sure.all()):
         found[~is_sure] = top_p(processor, top_k(None, scores[~is_sure]))
     return found
 
 
-def _cut(processor: hf.TopPLogitsWarper, scores: Tensor, likeliest: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+def _cut(processor: hf.TopPLogitsWarper, scores: Tensor, likeliest: Tensor, possible: Tensor) -> tuple[Tensor, Tensor]:
     """`scores` filled below the cut, and of which rows it is certain.
 
     Args:
         likeliest: `(n, m)` the highest scores, in order.
-        total: `(n, 1)` the logarithm of the sum that probabilities are shares of.
+        possible: `(n, ...)` the scores of all tokens that have a probability.
     """
-    probs = (likeliest - total).exp().double()
+    highest = likeliest[:, :1]
+    probs = ((likeliest - highest).exp() / (possible - highest).exp().sum(-1, keepdim=True)).double()
     before = probs.cumsum(-1) - probs
     num_kept = (before < processor.top_p).sum(-1, keepdim=True).clamp(min=processor.min_tokens_to_keep)
     last, next_one = (likeliest.gather(-1, (num_kept - 1 + i).clamp(max=likeliest.shape[1] - 1)) for i in range(2))

@@ -15,6 +15,7 @@ FLAT = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(0))
 SCORES = {
     "flat": FLAT,
     "peaked": FLAT * 6,
+    "high": FLAT * 6 + 1000,
     "ties": (FLAT * 6).round(),
     "allowed by a grammar": (FLAT * 6).masked_fill(torch.arange(VOCAB) % 50 > 0, -torch.inf),
     "one token": torch.full((4, VOCAB), -torch.inf).index_fill(1, torch.tensor(5), 0.0),
