@@ -15,14 +15,13 @@ import math
 import random
 import statistics
 import time
-from functools import partial
 
 import numpy as np
 import torch
+from transformers.generation import BaseStreamer
 
 import hf_speculative as hs
 from hf_speculative.command.prompts import QUESTIONS
-from hf_speculative.reports.timing import timed
 
 ROWS, LENGTHS, NUM_TIMED = (1, 2, 4, 8), (0, 1, 2, 4, 8, 16), 8
 
@@ -70,6 +69,19 @@ class Known(hs.Drafter):
                 drafted = self.is_right[row][places[row] : -1][:num]
                 places[row] += 1 + len(list(itertools.takewhile(bool, drafted)))
         return rounds
+
+
+class Clock(BaseStreamer):
+    """Notes when each step ends."""
+
+    def __init__(self):
+        self.steps: list[float] = []
+
+    def put(self, value):
+        self.steps.append(time.perf_counter())
+
+    def end(self):
+        """Nothing is left over."""
 
 
 class Times:
@@ -124,9 +136,9 @@ def main() -> None:
 
     def seconds_of_rounds(size: int, length: int) -> list[float]:
         if not length:
-            calls = (partial(decode, size, num, draft_model=None) for num in (2, 2 + NUM_TIMED))
-            short, long = (timed(call, target.device)[1] for call in calls)
-            return [(long - short) / NUM_TIMED] * NUM_TIMED
+            clock = Clock()
+            decode(size, NUM_TIMED + 2, draft_model=None, streamer=clock)
+            return [end - start for start, end in itertools.pairwise(clock.steps[2:])]  # after prompts and first tokens
         decode(size, NUM_TIMED * (length + 1) + 2, draft_model=known, num_draft_tokens=length)
         ends = zip(known.rounds[1:], itertools.pairwise(known.clock), strict=True)
         return [end - start for kind, (start, end) in ends if kind == (size, length)]
