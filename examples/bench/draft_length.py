@@ -4,7 +4,7 @@ python examples/bench/draft_length.py [--acceptance 0.3,0.8,0.95] [--batch 1,8] 
 
 A draft knows the text, guesses each token right with the chance asked for, and takes the time of a head: a product with the
 vocabulary for each token. First the time of rounds is measured, by rows and draft length, all in turn. Then calls choose their
-lengths by the clock, after one that does not count. Both they and constant lengths are charged the measured times of their
+lengths by the clock, after NUM_FIRST that do not count. Both they and constant lengths are charged the measured times of their
 rounds, so that a busy moment decides nothing. Prints a Markdown table: the time of the best constant length over ours, means
 over calls in which other tokens are right, and the geometric mean. Sampled calls are reproducible: there is a text to know.
 """
@@ -24,6 +24,8 @@ import hf_speculative as hs
 from hf_speculative.command.prompts import QUESTIONS
 
 ROWS, LENGTHS, NUM_TIMED = (1, 2, 4, 8), (0, 1, 2, 4, 8, 16), 8
+#: calls in which costs and acceptance rates of a pair are learned
+NUM_FIRST = 4
 
 
 class Known(hs.Drafter):
@@ -145,11 +147,11 @@ def main() -> None:
 
     kinds = list(itertools.product(ROWS, LENGTHS))
     measured: dict[tuple[int, int], list[float]] = {kind: [] for kind in kinds}
-    for repeat in range(4):
+    for repeat in range(6):
         for kind in random.Random(repeat).sample(kinds, len(kinds)):
             took = seconds_of_rounds(*kind)
             measured[kind] += took if repeat else []  # the first one warms up
-    times = Times({kind: statistics.quantiles(own, n=4)[0] for kind, own in measured.items()})  # least disturbed
+    times = Times({kind: statistics.median(own) for kind, own in measured.items()})
     print("Milliseconds of a round, by rows and draft length:\n\n| rows | " + " | ".join(map(str, LENGTHS)) + " |")
     print("|---" * (len(LENGTHS) + 1) + "|")
     for size in ROWS:
@@ -164,10 +166,10 @@ def main() -> None:
         for acceptance in map(float, given.acceptance.split(",")):
             draft, ours = Known(target, texts, acceptance), 0.0
             constant = dict.fromkeys(LENGTHS, 0.0)
-            for repeat in range(given.repeats + 1):
+            for repeat in range(NUM_FIRST + given.repeats):
                 draft.toss(repeat)
                 decode(size, num_tokens, draft_model=draft)
-                if repeat:
+                if repeat >= NUM_FIRST:
                     ours += times(draft.rounds)
                     constant = {n: seconds + times(draft.rounds_of(n)) for n, seconds in constant.items()}
             best = min(LENGTHS, key=constant.__getitem__)

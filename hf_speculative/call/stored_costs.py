@@ -15,6 +15,8 @@ from ..schedules import RoundCosts
 
 #: a file is written again once this many times as many rounds were timed: few writes, and an interrupted process loses little
 MORE = 1.5
+#: changes with what a file holds, so that older ones are not read
+FORMAT = 2
 logger = logging.getLogger(__name__)
 
 
@@ -28,7 +30,7 @@ def restore(costs: RoundCosts, key: tuple, target: PreTrainedModel, draft: objec
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else processor()
     machine = [device, torch.backends.cpu.get_cpu_capability(), torch.__version__]
     configs = [model.config.to_dict() | dict.fromkeys(NOT_OF_PASSES) for model in (target, draft)]
-    name = digest([machine, repr((key, configs))])[:24]
+    name = digest([FORMAT, machine, repr((key, configs))])[:24]
     costs.path = folder() / "costs" / f"{type(target).__name__}-{name}.json"
     try:
         costs.restore(json.loads(costs.path.read_text()))

@@ -28,6 +28,9 @@ PLAIN_SHARE, MOST_PLAIN = 1 / 16, 5.0
 SETTLED = 32
 #: the assumed extra cost of a tree level, in passes of a chain, until one was timed
 LEVEL = 0.5
+#: numbers of nodes between which the cost of one more is constant, and its standard deviation in `verify`: some numbers of
+#: columns make kernels take another path
+EDGES, UNEVEN = np.array([*range(1, 17), 24, 32, 48, 64]), 1.0
 
 
 class RoundCosts:
@@ -90,10 +93,14 @@ class RoundCosts:
 
     def restore(self, stored: dict[str, dict[str, list]]) -> None:
         """Start from what `stored` gave in an earlier process."""
-        settled, fits = {int(size): Costs(*costs) for size, costs in stored["settled"].items()}, {}
+        settled = {
+            int(size): Costs(*costs, uneven=tuple(uneven)) for size, (*costs, uneven) in stored["settled"].items()
+        }
+        fits = {}
         for size, (mean, covariance) in stored["fits"].items():
             fits[int(size)] = fit = _Fit(self._assumed(int(size)), None)
-            fit.mean, fit.covariance = np.array(mean, float).reshape(4), np.array(covariance, float).reshape(4, 4)
+            fit.mean = np.array(mean, float).reshape(fit.mean.shape)
+            fit.covariance = np.array(covariance, float).reshape(fit.first.shape)
             fit.num_timed = SETTLED  # so that a few more rounds count for a new file
         self._settled, self.fits = settled, fits
         self.num_stored = self.num_timed
@@ -117,27 +124,36 @@ def rounded(num_rows: int) -> int:
     return 1 << (num_rows - 1).bit_length()
 
 
+#: of 1, 2, ... nodes, how many are between the EDGES
+_BETWEEN = np.clip(np.arange(1, EDGES[-1] + 1)[:, None] - EDGES[:-1], 0, np.diff(EDGES))
+
+
 class _Fit:
-    """A Kalman filter over (start, draft, verify, level), which drift slowly, and the seconds of a plain step beside it."""
+    """A Kalman filter over (start, draft, verify, level) and what one more node costs beside `verify` between each two EDGES.
+
+    All drift slowly. The seconds of a plain step are estimated beside it.
+    """
 
     def __init__(self, costs: Costs, plain_step: float | None):
-        self.mean = np.array([costs.start, costs.draft, costs.verify, costs.level])
+        verify, lengths = 0.05 + costs.verify, np.diff(EDGES)
+        self.mean = np.array([costs.start, costs.draft, costs.verify, costs.level, *np.zeros(len(lengths))])
         # A draft's cost may be several times what its weights say, but where it has none it has none.
-        self.first = np.diag([0.1, costs.draft, 0.05 + costs.verify, costs.draft]) ** 2
+        self.first = np.diag([0.1, costs.draft, verify, costs.draft, *(UNEVEN * verify / np.sqrt(lengths))]) ** 2
         self.covariance, self.plain_step, self.num_timed = self.first, plain_step, 0
         self.widths, self.since_plain, self.num_allowed = set[tuple[int, bool]](), inf, MOST_PLAIN
 
     @property
     def costs(self) -> Costs:
-        start, draft, verify, level = np.maximum(0.0, self.mean).tolist()
-        return Costs(draft, verify, start, level)
+        start, draft, verify, level = np.maximum(0.0, self.mean[:4]).tolist()
+        uneven = _BETWEEN @ np.maximum(-verify, self.mean[4:])  # more nodes cost no less
+        return Costs(draft, verify, start, level, tuple(uneven.tolist()))
 
     def see(self, passes: int, nodes: int, seconds: float, levels: int) -> None:
         self.num_allowed = min(MOST_PLAIN, self.num_allowed + PLAIN_SHARE)
         if self.plain_step is None:
             self.plain_step = None if nodes else seconds
             return
-        seen = np.array([1.0, passes, nodes, levels]) * (nodes > 0)
+        seen = np.array([1.0, passes, nodes, levels, *_BETWEEN[min(nodes, EDGES[-1]) - 1]]) * (nodes > 0)
         expected = max(0.5, 1 + float(seen @ self.mean))
         steps = min(max(seconds / self.plain_step, expected / OUTLIER), expected * OUTLIER)
         part, width, noise = OF_MACHINE_IF_PLAIN, (nodes, levels > 0), NOISE

@@ -97,30 +97,33 @@ class Round:
 @dataclass(frozen=True)
 class Costs:
     """What rounds of one batch size take, in plain steps, 1 without a draft:
-    `1 + start + draft * passes + verify * nodes + level * levels`.
+    `1 + start + draft * passes + verify * nodes + level * levels + uneven[nodes - 1]`.
 
     Attributes:
         draft: of a pass of the draft, for a token of a chain or a level of a tree.
         verify: of verifying one more token, or node of a tree, in each row.
         start: of any draft at all.
         level: of a level of a tree that grows level by level, beside its pass.
+        uneven: what passes over 1, 2, ... nodes take besides, or less. The last one counts for all that have more.
 
     Raises:
-        ValueError: one of them is negative or not finite.
+        ValueError: one of the first four is negative or not finite.
     """
 
     draft: float = 0.0
     verify: float = 0.0
     start: float = 0.0
     level: float = 0.0
+    uneven: tuple[float, ...] = ()
 
     def __post_init__(self):
         for name, cost in vars(self).items():
-            if not 0 <= cost < inf:
+            if name != "uneven" and not 0 <= cost < inf:
                 raise ValueError(f"`{name}={cost}` is no cost: give plain steps, 0 or more.")
 
     def steps(self, passes: int, nodes: int, levels: int = 0) -> float:
         """The cost, in plain steps, of a round with `passes` draft passes that verifies `nodes` nodes of `levels` levels."""
         if not (passes or nodes):
             return 1.0
-        return 1 + self.start + self.draft * passes + self.verify * nodes + self.level * levels
+        uneven = self.uneven[min(nodes, len(self.uneven)) - 1] if nodes and self.uneven else 0.0
+        return 1 + self.start + self.draft * passes + self.verify * nodes + self.level * levels + uneven

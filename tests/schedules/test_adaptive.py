@@ -18,6 +18,7 @@ from hf_speculative.call.options import read_options
 from hf_speculative.call.parts import make_schedule
 from hf_speculative.schedules import Adaptive, BestNodes, ConfidenceStop, Constant, Heuristic, RoundCosts, Timed, timed
 from hf_speculative.schedules.evidence import Evidence
+from hf_speculative.schedules.round_costs import EDGES
 from hf_speculative.types import Costs
 from hf_speculative.verification import BlockVerification, TokenVerification
 from tests.support.branching import Table, branches, distance, plain_sequences
@@ -26,8 +27,14 @@ from tests.support.cases import slow_but
 pytestmark = pytest.mark.measures
 #: tokens of the prompt that the first draft of a call reads
 PROMPT = 30
-#: what rounds cost: little, more where a pass is wider than one column, or in proportion to the draft
-COSTS = {"cheap": Costs(0.01, 0.02), "even": Costs(0.08, 0.07), "dear": Costs(0.2, 0.2), "jump": Costs(0.05, 0.06, 0.4)}
+#: what rounds cost: little, more where a pass is wider than one column, or in proportion to the draft, or than 4 or 8
+COSTS = {
+    "cheap": Costs(0.01, 0.02),
+    "even": Costs(0.08, 0.07),
+    "dear": Costs(0.2, 0.2),
+    "jump": Costs(0.05, 0.06, 0.4),
+    "stairs": Costs(0.05, 0.05, uneven=(*[0.0] * 4, *[0.5] * 4, 2.0)),
+}
 
 
 def batch_at(lengths, max_length=10_000, rows=None, refills=False):
@@ -126,8 +133,8 @@ def test_a_useless_draft_costs_little(name, num_tokens):
 def test_costs_of_a_busy_machine_are_found_out(clock):
     """A file says that a draft takes ten times what it does: by these costs no try of a short call is worth it."""
     costs, learned, found = RoundCosts(0.1, lambda rows: 0.05), None, []
-    sure = (np.diag([0.01, 0.05, 0.01, 0.0]) ** 2).tolist()
-    costs.restore({"fits": {"1": [[0.0, 1.0, 0.05, 0.05], sure]}, "settled": {}})
+    sure = (np.diag([0.01, 0.05, 0.01, *[0.0] * len(EDGES)]) ** 2).tolist()
+    costs.restore({"fits": {"1": [[0.0, 1.0, 0.05, 0.05, *[0.0] * (len(EDGES) - 1)], sure]}, "settled": {}})
     for seed in range(20):
         schedule = Timed(Adaptive(), costs)
         steps, lengths = simulate(schedule, Costs(0.1, 0.05), [0.9], 96, seed, clock, costs, learned)
