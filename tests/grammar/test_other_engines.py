@@ -98,6 +98,7 @@ def test_engines(pair, case, num_prompts):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@torch.compiler.set_stance("force_eager")  # its kernel compiles itself
 @pytest.mark.parametrize("num_prompts", slow_but([1, 3], 3))
 def test_outlines_core(target, draft, tokenizer, num_prompts):
     outlines_core = pytest.importorskip("outlines_core")

@@ -8,8 +8,10 @@ Kernels are the CPU's, so that this says nothing about rounding or speed.
 """
 
 import contextlib
-import traceback
+import linecache
+import sys
 import warnings
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar, NamedTuple
@@ -144,9 +146,7 @@ class Devices(TorchDispatchMode):
     def wait(self, kind: str, operation) -> None:
         if self.capturing is not None:
             raise RuntimeError(f"{operation}: operation not permitted when stream is capturing")
-        places = [frame for frame in traceback.extract_stack() if frame.filename.startswith(PACKAGE)]
-        where = f"{places[-1].filename}:{places[-1].lineno} {places[-1].line}" if places else ""
-        self.waits.append(Wait(kind, str(operation), where))
+        self.waits.append(Wait(kind, str(operation), _line_of_the_package()))
         if self.sync_debug_mode == "warn":
             warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
         for on_host, values in self.under_way:
@@ -178,7 +178,7 @@ class Devices(TorchDispatchMode):
             self.wait("read", operation)
         elif on_device:
             self._check(operation, name, tensors, source)
-        if any(argument.name == "generator" for argument in operation._schema.arguments):
+        if _takes_generator(operation):
             kwargs["generator"] = self._generator(kwargs.get("generator"), goal)
         if self.capturing is not None:
             self.capturing.check(operation, goal, kwargs.get("generator"))
@@ -229,7 +229,7 @@ class Devices(TorchDispatchMode):
             if any(index.dtype in (torch.bool, torch.uint8) for index in tensors[1:]):
                 self.wait("read", operation)
             tensors = [tensor for tensor in tensors if not any(tensor is index for index in of_host)]
-        takes_scalars = torch.Tag.pointwise in operation.tags or name in TAKES_SCALARS
+        takes_scalars = _is_pointwise(operation) or name in TAKES_SCALARS
 
         def is_scalar(tensor) -> bool:
             is_of_host = takes_scalars and tensor.device.type == "cpu"
@@ -249,6 +249,27 @@ class Devices(TorchDispatchMode):
         if own != place:
             raise RuntimeError(f"a generator on {own} for a tensor on {place}")
         return generator
+
+
+# Asked of every operation, and slow to ask torch.
+@cache
+def _takes_generator(operation) -> bool:
+    return any(argument.name == "generator" for argument in operation._schema.arguments)
+
+
+@cache
+def _is_pointwise(operation) -> bool:
+    return torch.Tag.pointwise in operation.tags
+
+
+def _line_of_the_package() -> str:
+    frame = sys._getframe(2)
+    while frame is not None:
+        name, line = frame.f_code.co_filename, frame.f_lineno
+        if name.startswith(PACKAGE):
+            return f"{name}:{line} {linecache.getline(name, line).strip()}"
+        frame = frame.f_back
+    return ""
 
 
 _open: list[Devices] = []

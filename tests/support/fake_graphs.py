@@ -40,6 +40,7 @@ class Graph:
         self.calls: list[tuple] = []
         self.own: dict[int, torch.UntypedStorage] = {}
         self.generators = {generator._cdata for generator in devices.generators}
+        self.is_spoiled = False
 
     def register_generator_state(self, generator: torch.Generator) -> None:
         self.generators.add(generator._cdata)
@@ -72,8 +73,9 @@ class Graph:
         if self.devices.capturing is not None:
             raise RuntimeError("a graph is replayed while another one is captured")
         for other in list(self.devices.graphs):
-            if other is not self and other.pool is self.pool:
+            if other is not self and other.pool is self.pool and not other.is_spoiled:
                 other.spoil()
+        self.is_spoiled = False
         self.devices.num_replays += 1
         with _disable_current_modes():
             for operation, args, kwargs, results in self.calls:
@@ -81,6 +83,7 @@ class Graph:
                 _run_again(operation, args, kwargs, [_in_memory(result) for result in results])
 
     def spoil(self) -> None:
+        self.is_spoiled = True
         with _disable_current_modes():
             for *_, results in self.calls:
                 for value in results:
