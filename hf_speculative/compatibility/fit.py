@@ -8,24 +8,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from .. import models
 from ..call import checks
-from ..models import (
-    Inputs,
-    UniversalModel,
-    choose,
-    choose_for,
-    has_tested_modules,
-    is_tested_ragged,
-    is_tested_universal,
-    linears,
-    multimodal_class_for,
-    prepared_inputs,
-    ragged_deviation,
-    text_inputs,
-    tolerance,
-    universal_deviation,
-    without_dropout,
-)
 from ..models.execution import described_passes
 from ..types import Batch
 
@@ -59,40 +43,40 @@ def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) ->
         checks.check_model(model, argument)
     except ValueError as error:
         return ModelReport(name, None), str(error)
-    path = choose(model)
+    path = models.choose(model)
     with torch.no_grad():
-        by_modules = is_tested_ragged(model, by_type=True) and not has_tested_modules(model)
+        by_modules = models.is_tested_ragged(model, by_type=True) and not models.has_tested_modules(model)
         if not example and (path.name == "ragged" or by_modules):
-            deviation = ragged_deviation(model)
+            deviation = models.ragged_deviation(model)
         else:
             inputs = _example_inputs(model, argument, example)
-            path = choose_for(model, inputs) if example or model.config.is_encoder_decoder else path
-            cached = multimodal_class_for(inputs) if path.has_media else UniversalModel
-            deviation = universal_deviation(model, inputs, is_draft=True, make_cached=cached)
+            path = models.choose_for(model, inputs) if example or model.config.is_encoder_decoder else path
+            cached = models.multimodal_class_for(inputs) if path.has_media else models.UniversalModel
+            deviation = models.universal_deviation(model, inputs, is_draft=True, make_cached=cached)
     kind, why = path.name, path.reason
     # In half precision, recurrences differ between one long pass and many short ones by rounding alone.
-    is_tested = kind == "universal" and model.dtype != torch.float32 and is_tested_universal(model)
-    if not is_tested and deviation > tolerance(model):
+    is_tested = kind == "universal" and model.dtype != torch.float32 and models.is_tested_universal(model)
+    if not is_tested and deviation > models.tolerance(model):
         reason = (
             f"`{argument}`: {name} {why or 'does not fit its cache'}, and its logits change when its cache goes back (by "
             f"{deviation:.2g} standard deviations){checks.quantised_inputs(model)}"
         )
         return ModelReport(name, None, why, deviation), reason
-    with without_dropout(model) if argument == "draft_model" else nullcontext():  # as in a call
+    with models.without_dropout(model) if argument == "draft_model" else nullcontext():  # as in a call
         passes = described_passes(model) if kind == "ragged" else None
-    return ModelReport(name, kind, why, deviation, linears.describe(model), passes), None
+    return ModelReport(name, kind, why, deviation, models.linears.describe(model), passes), None
 
 
-def _example_inputs(model: PreTrainedModel, argument: str, example: dict[str, Any]) -> Inputs:
+def _example_inputs(model: PreTrainedModel, argument: str, example: dict[str, Any]) -> models.Inputs:
     if example:
-        return prepared_inputs(model, example)
+        return models.prepared_inputs(model, example)
     if model.main_input_name != "input_ids":
         raise ValueError(f"`{argument}`: {type(model).__name__} reads `{model.main_input_name}`: pass an example.")
     config = model.config.get_text_config(decoder=not model.config.is_encoder_decoder)
     ids = torch.randint(config.vocab_size, (2, 8), generator=torch.Generator().manual_seed(0)).to(model.device)
     if model.config.is_encoder_decoder:
-        return prepared_inputs(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-    return text_inputs(model, Batch(ids, [0, 0], max_length=16))
+        return models.prepared_inputs(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    return models.text_inputs(model, Batch(ids, [0, 0], max_length=16))
 
 
 def notes_on(target: PreTrainedModel, draft: PreTrainedModel) -> tuple[str, ...]:
