@@ -8,13 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import (
-    LogitsProcessorList,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteriaList,
-    StopStringCriteria,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 
 from ..call.attached import attached_to
 from ..call.checks import check_source
@@ -177,9 +171,8 @@ class Decoder:
 
     def _own_kwargs(self) -> dict[str, Any]:
         """The keywords with copies of processors and criteria, whose state must not carry over to the next batch."""
-        kinds = {"logits_processor": LogitsProcessorList, "stopping_criteria": StoppingCriteriaList}
-        given = {name: kind(clone(list(self.kwargs[name]))) for name, kind in kinds.items() if self.kwargs.get(name)}
-        return self.kwargs | given
+        names = ("logits_processor", "stopping_criteria")
+        return self.kwargs | {name: clone(list(self.kwargs[name])) for name in names if self.kwargs.get(name)}
 
     def _given(self, name: str) -> Any:
         return setting_of(self.target, self.kwargs, name)
