@@ -38,17 +38,11 @@ class Decoded:
     steps: list[tuple[int, float]] = field(default_factory=list)
 
 
-def timed_generate(
-    generate: Callable[..., Tensor],
-    target: PreTrainedModel,
-    call: dict[str, Any],
-    num_passes: Callable[[], int] = lambda: 0,
-) -> Decoded:
+def timed_generate(generate: Callable[..., Tensor], target: PreTrainedModel, call: dict[str, Any]) -> Decoded:
     """Time a `generate` that returns ids alone.
 
     Args:
         call: its keywords, with all stopping criteria in `stopping_criteria`.
-        num_passes: returns the number of target passes, counted by the caller.
     """
     width = 1 if target.config.is_encoder_decoder else call["input_ids"].shape[1]
     clock = Clock(call["stopping_criteria"], width)
@@ -61,7 +55,7 @@ def timed_generate(
     rows = enumerate(ids[:, width:].tolist())
     new_ids = [row[: int(min(len(row), clock.ends.get(index, math.inf) - width))] for index, row in rows]
     num_first, first_seconds = clock.steps[0] if clock.steps else (0, None)
-    return Decoded(new_ids, seconds, first_seconds, num_first * len(new_ids), num_passes(), clock.steps)
+    return Decoded(new_ids, seconds, first_seconds, num_first * len(new_ids), steps=clock.steps)
 
 
 def all_rounds(target: PreTrainedModel, call: dict[str, Any]) -> tuple[Rows, Statistics, Decoded, list[float]]:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -44,7 +44,8 @@ def assisted(target: PreTrainedModel, draft: NamedDraft, name: str = "assisted")
         # a draft of the target's first layers is a shallow copy, which has the same hooks
         with target.register_forward_pre_hook(lambda module, _: passes.append(module) if module is target else None):
             call |= {"assistant_model": helper, **own}
-            return timed_generate(_theirs(target), target, call, num_passes=lambda: len(passes))
+            decoded = timed_generate(_theirs(target), target, call)
+        return replace(decoded, num_target_passes=len(passes))
 
     return Rival(name, decode, max_batch_size=1)
 
