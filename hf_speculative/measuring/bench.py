@@ -1,7 +1,5 @@
 """Benchmarks: evaluations over suites, built-in text among them, one for each suite, temperature and batch size."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import itertools
@@ -9,17 +7,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from datasets import Dataset
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call.option_table import DRAFTS
-
-# Modules that import torch are imported where they are used: the help of the command lists the methods.
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from .results import Evaluation
-    from .settings import Setting
+from ..tokenizers.chat import around_a_turn, speaks_chat
+from .drafts import NamedDraft
+from .methods import DEFAULT_METHODS, METHODS
+from .results import Evaluation
+from .rivals import assisted, compiled
+from .run import evaluate
+from .runner import out_of_memory
+from .settings import Setting
+from .suites import CATEGORY, TURNS
 
 #: modules of the standard library whose source is the built-in text
 TEXT_MODULES = ("argparse", "typing", "inspect", "subprocess", "dataclasses", "ast")
@@ -27,9 +29,6 @@ TEXT_MODULES = ("argparse", "typing", "inspect", "subprocess", "dataclasses", "a
 QUESTION = "Explain what this Python code does:\n\n"
 #: the built-in text as a suite: `code/64` are prompts of 64 tokens
 CODE = "code"
-#: without "grammar", for benchmarks have none
-METHODS = ("assisted", "draft", "head", *(name for name in DRAFTS.methods if name != "grammar"), "optimized")
-DEFAULT_METHODS = ("assisted", "draft", "head", "auto")
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,6 @@ class Pair:
     @property
     def has_assistant(self) -> bool:
         """Whether there is a model for assisted generation."""
-        from transformers import PreTrainedModel
-
         return isinstance(self.drafts.get("draft"), PreTrainedModel)
 
     def settings(self, methods: Iterable[str], lengths: Iterable[int | None], place: Place) -> list[Setting]:
@@ -92,8 +89,6 @@ class Pair:
         Raises:
             ValueError: a method is not known.
         """
-        from .settings import Setting
-
         found: dict[str, Setting] = {}
         for name, length in itertools.product(methods, lengths):
             if name not in METHODS:
@@ -148,12 +143,6 @@ def bench(
     Raises:
         ValueError: a method is not known.
     """
-    from .drafts import NamedDraft
-    from .rivals import assisted, compiled
-    from .run import evaluate
-    from .runner import out_of_memory
-    from .suites import CATEGORY, TURNS
-
     rivals = [compiled(pair.target)]
     if pair.has_assistant:
         rivals.append(assisted(pair.target, NamedDraft(pair.drafts["draft"], pair.draft_tokenizer)))
@@ -199,10 +188,6 @@ def bench(
 
 def code(tokenizer: PreTrainedTokenizerBase, names: Iterable[str], count: int, raw: bool = False) -> dict[str, Dataset]:
     """Suites of built-in text by name, `code/64` for prompts of 64 tokens, see `prompts`."""
-    from datasets import Dataset
-
-    from .suites import CATEGORY, TURNS
-
     suites = {}
     for name in names:
         ids = prompts(tokenizer, count, int(name.removeprefix(f"{CODE}/")), raw)
@@ -217,8 +202,6 @@ def prompts(tokenizer: PreTrainedTokenizerBase, count: int, length: int, raw: bo
     Raises:
         ValueError: the chat template and the question leave no room for a text.
     """
-    from ..tokenizers.chat import around_a_turn, speaks_chat
-
     before: list[int] = []
     after: list[int] = []
     if speaks_chat(tokenizer) and not raw:

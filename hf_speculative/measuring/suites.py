@@ -5,14 +5,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import datasets
 
 from ..command.checks import DATA_FILES
 from .journal import BadRow
 from .rows import read_rows, reader
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 #: marks rows of SPEED-Bench whose text is only at its original source
 MASKED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
@@ -56,7 +55,7 @@ SUITES = {
 }
 
 
-def questions(asked: str, num_prompts: int | None = None) -> "Dataset":
+def questions(asked: str, num_prompts: int | None = None) -> datasets.Dataset:
     """Load the conversations of a suite, in an order whose every beginning is a sample of all categories.
 
     Args:
@@ -71,8 +70,6 @@ def questions(asked: str, num_prompts: int | None = None) -> "Dataset":
     Raises:
         ValueError: there is no such suite, it cannot be read, or it has no such column.
     """
-    from datasets import Dataset
-
     named, _, file = asked.partition("=")
     name, _, config = named.partition("/")
     suite = SUITES.get(name)
@@ -99,19 +96,17 @@ def questions(asked: str, num_prompts: int | None = None) -> "Dataset":
     masked = f"{len(found) - len(usable)} of {len(found)} rows are masked; its prepare_data.py fills them in"
     if not usable:
         raise ValueError(f"--suite {asked}: {masked}.")
-    sample = Dataset.from_list(_mixed(usable)[:num_prompts])
+    sample = datasets.Dataset.from_list(_mixed(usable)[:num_prompts])
     sample.info.dataset_name = named
     sample.info.description = "" if len(usable) == len(found) else f"{named}: {masked}."
     return sample
 
 
 def _rows(asked: str, suite: Suite, config: str | None, file: str) -> list[Any]:
-    from datasets import load_dataset
-
     by_address = {"path": "json", "data_files": suite.source}
     source = by_address if suite.source.startswith("https:") else {"path": suite.source, "name": config}
     try:
-        rows = read_rows(Path(file)) if file else list(load_dataset(**source, split=suite.split))
+        rows = read_rows(Path(file)) if file else list(datasets.load_dataset(**source, split=suite.split))
     except Exception as error:  # of the network, of the Hub, of a format
         told = " ".join(str(error).split())
         other = "" if file else f" Or give a file with its rows, {asked.partition('=')[0]}=FILE."

@@ -19,7 +19,7 @@ from ...command.loading import load_pair
 from ...command.settings import check_ranges, setting, with_settings
 from ...command.terminal import quiet_transformers
 from ...reports import files
-from ..bench import DEFAULT_METHODS, METHODS
+from ..methods import DEFAULT_METHODS, METHODS
 from .evaluate import ADAPTIVE, LENGTHS, draft_lengths
 
 # Nothing that imports torch: `--help` answers at once.
