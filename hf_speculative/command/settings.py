@@ -23,7 +23,6 @@ class About:
         above: the end of its range that does not belong to it.
         choices: the texts that it may be, besides its default.
         panel: a heading among the options.
-        metavar: what stands for its value in the help.
         is_argument: it is given by its place, without a name.
     """
 
@@ -34,7 +33,6 @@ class About:
     above: float | None = None
     choices: Sequence[str] = ()
     panel: str | None = None
-    metavar: str | None = None
     is_argument: bool = False
 
 
@@ -70,8 +68,7 @@ def parameter(name: str, kind: Any, default: Any, about: About) -> inspect.Param
     """Describe an option for typer; `kind` is what its value is read as, `MISSING` as a default asks for a value."""
     flags = about.flags or ((f"--{name.replace('_', '-')}",) if default is False else ())
     help = f"{about.help} One of {', '.join(about.choices)}." if about.choices else about.help
-    shown = {"help": help, "min": about.least, "max": about.most, "metavar": about.metavar}
-    shown |= {"rich_help_panel": about.panel}
+    shown = {"help": help, "min": about.least, "max": about.most, "rich_help_panel": about.panel}
     told = typer.Argument(**shown) if about.is_argument else typer.Option(*flags, **shown)  # type: ignore[arg-type]
     default = inspect.Parameter.empty if default is dataclasses.MISSING else default
     annotation: Any = Annotated[kind, told]  # type: ignore[name-defined]

@@ -14,9 +14,7 @@ from ..command.settings import setting, with_settings
 class CardOptions:
     """Options of `card`."""
 
-    results: list[str] = setting(
-        ..., "Results of `eval`; `chat=file.jsonl` names the use case.", metavar="RESULTS...", is_argument=True
-    )
+    results: list[str] = setting(..., "Results of `eval`; `chat=file.jsonl` names the use case.", is_argument=True)
     output: Path | None = setting(None, "README.md to write or edit, or its folder. Default: print.", "--output", "-o")
     push_to_hub: str | None = setting(None, "Edit the card of this Hub repository instead, in a commit.")
     draft_model: str | None = setting(None, "Which draft to use, if several were evaluated.")
