@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from ..models.shallow import decoder_layers
 from ..tokenizers.chat import as_chat
 from ..types import Batch
 
+#: ids of tokens, and a function that returns a copy of a model in float64
+Ids: TypeAlias = Sequence[int]
+Exact: TypeAlias = Callable[[], PreTrainedModel]
 #: two roundings of two logits each, and as much again for passes of another shape
 MOST_ROUNDINGS = 4
 #: a layer that is further from float64 than this many times a fresh pass's own rounding is wrong
@@ -69,7 +72,7 @@ class Audit:
         )
 
 
-def audit(model: PreTrainedModel, prompt: Sequence[int], a: Sequence[int], b: Sequence[int]) -> Audit | None:
+def audit(model: PreTrainedModel, prompt: Ids, a: Ids, b: Ids) -> Audit | None:
     """Explain where two greedy texts of `model` first differ, from any two systems. `None`: they do not.
 
     The model reads the text before the difference in its own number format, and a copy of it in float64, at 8 bytes a weight.
@@ -100,19 +103,13 @@ def audit_texts(
         yield _audit(model, exact, ids, *tokenizer(texts, add_special_tokens=False)["input_ids"])
 
 
-def _exact(model: PreTrainedModel) -> Callable[[], PreTrainedModel]:
-    """A function that returns a copy in float64, made in its first call."""
+def _exact(model: PreTrainedModel) -> Exact:
+    """Make the copy in the first call."""
     return functools.cache(lambda: copy.deepcopy(model).double())
 
 
 @torch.no_grad()
-def _audit(
-    model: PreTrainedModel,
-    exact: Callable[[], PreTrainedModel],
-    prompt: Sequence[int],
-    a: Sequence[int],
-    b: Sequence[int],
-) -> Audit | None:
+def _audit(model: PreTrainedModel, exact: Exact, prompt: Ids, a: Ids, b: Ids) -> Audit | None:
     position = next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), None)
     if not prompt:
         raise ValueError("`prompt` is empty: give the ids that both texts go on from.")
