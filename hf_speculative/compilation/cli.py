@@ -52,10 +52,7 @@ def compile_command(settings: Options) -> None:
         from ..models.execution import uncompilable_reason
 
         quiet_transformers()
-        machine, names = Machine(settings.dtype, "cpu"), ("MODEL", "--draft-model")
-        target, draft, *_ = load_pair(
-            settings.model, settings.draft_model, machine, names, needs_draft=settings.model is None
-        )
+        target, draft, *_ = load_pair(settings.model, settings.draft_model, Machine(settings.dtype, "cpu"))
     for role, one, recorded in _passes(target, draft):
         linears.use_kernel(one)
         is_there, start = artifacts.files_of(one, recorded).are_there, time.perf_counter()
