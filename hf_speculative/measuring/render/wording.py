@@ -97,17 +97,12 @@ def facts(evaluation: Evaluation) -> dict[str, str]:
         **{f"draft {name}": source for name, source in header["drafts"].items()},
         "data set": ", ".join([str(dataset["name"]), *(f"{n} {v}" for n, v in parts.items() if v is not None)]),
         "rows": f"{header['num_rows']:,}, of which {len(evaluation.bad_rows):,} could not be used",
-        "generate options": described(header["generate"]) or "none",
+        "generate options": ", ".join(f"{n}={v}" for n, v in header["generate"].items()) or "none",
         "batch size": header["batch_size"],
         "seed": header["seed"],
     }
     environment = {name: value for name, value in evaluation.environment.items() if value is not None}
     return {name: str(value) for name, value in (facts | environment).items()}
-
-
-def described(options: dict) -> str:
-    """Options as `name=value`."""
-    return ", ".join(f"{name}={value}" for name, value in options.items())
 
 
 def differences(found: list[Difference]) -> str:
