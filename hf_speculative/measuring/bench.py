@@ -120,10 +120,9 @@ def bench(
     max_new_tokens: int = 96,
     repeats: int = 3,
     results: Path | None = None,
-    progress: bool = True,
-    raw: bool = False,
     minutes: float | None = None,
     say: Callable[[str], None] = print,
+    **options: Any,
 ) -> Iterator[tuple[Place, Evaluation]]:
     """Evaluate a pair at each place.
 
@@ -133,9 +132,9 @@ def bench(
         num_draft_tokens: draft lengths, `None` for one chosen round by round.
         repeats: interleaved repeats.
         results: a folder with a file of results for each place. The same call continues them.
-        raw: continue texts. Default: a target with a chat template is asked about them.
         minutes: time for all places together; each gets an equal part of what is left, and measures a sample.
         say: is told about a place that is left out: its prompts are too long, or memory does not suffice.
+        **options: further keywords of `evaluate`, such as `raw`.
 
     Yields:
         Each place with its evaluation.
@@ -149,13 +148,13 @@ def bench(
     tokenizers = {} if pair.draft_tokenizer is None else {"draft": pair.draft_tokenizer}
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     for number, place in enumerate(places):
-        options: dict[str, Any] = {"top_k": 0, "top_p": 1.0} if place.temperature else {}
+        own = options | ({"top_k": 0, "top_p": 1.0} if place.temperature else {})
         if place.suite.startswith(f"{CODE}/"):
-            options["limit"] = place.batch_size
+            own["limit"] = place.batch_size
             if pair.target.generation_config.eos_token_id is not None:  # no end token ends a text early
-                options["min_new_tokens"] = max_new_tokens
+                own["min_new_tokens"] = max_new_tokens
         if deadline is not None:
-            options["minutes"] = max(1e-3, (deadline - time.monotonic()) / 60 / (len(places) - number))
+            own["minutes"] = max(1e-3, (deadline - time.monotonic()) / 60 / (len(places) - number))
         settings = pair.settings(methods, num_draft_tokens, place)
         try:
             evaluation = evaluate(
@@ -164,7 +163,6 @@ def bench(
                 suites[place.suite],
                 prompt=TURNS,
                 category=CATEGORY,
-                raw=raw,
                 tokenizer=pair.tokenizer,
                 draft_tokenizers=tokenizers,
                 settings=settings,
@@ -174,8 +172,7 @@ def bench(
                 rivals=rivals,
                 skip_failing=True,
                 results=None if results is None else results / place.file_name,
-                progress=progress,
-                **options,
+                **own,
             )
         except (RuntimeError, ValueError) as error:  # go on with the other places
             told = str(error) if isinstance(error, ValueError) else out_of_memory(error)

@@ -4,10 +4,10 @@ A score is a function of the lists `predictions` and `references` that returns a
 object with `compute(predictions=, references=)`, as in the library `evaluate`.
 """
 
-import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
+from pkgutil import resolve_name
 from typing import Any
 
 Score = Callable[[Sequence[str], Sequence[Any]], "float | Mapping[str, float]"]
@@ -27,15 +27,14 @@ def resolve(score: Any) -> Score:
         ValueError, TypeError: it is none of these.
     """
     if isinstance(score, str):
-        module, colon, name = score.partition(":")
         if score == "exact_match":
             return exact_match
-        if not colon:
+        if ":" not in score:
             raise ValueError(f"`score={score!r}` is not exact_match; your own is given as module:function.")
         try:
-            score = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError) as error:
-            raise ValueError(f"`score={module}:{name}` cannot be imported: {error}.") from error
+            score = resolve_name(score)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(f"`score={score}` cannot be imported: {error}.") from error
     if hasattr(score, "compute"):
         compute = score.compute
         return lambda predictions, references: compute(predictions=predictions, references=references)
