@@ -123,12 +123,10 @@ def check(
     if not measure or answer.target.path is None:
         return answer
     ids = ids_of_prompts(prompts, target, tokenizer, raw)
-    drafts: dict[str, NamedDraft] = {}
-    if answer and draft is not None and source is not None:
-        differs = answer.vocabulary is not None and answer.vocabulary.strategy != "same"
-        name = _shown(source)
-        drafts = {name: NamedDraft(draft, draft_tokenizer if differs else None)}
-    tried = [*(one for name in drafts for one in of_draft(name)), *candidates(target)]
+    name = None if source is None else _shown(source)
+    differs = answer.vocabulary is not None and answer.vocabulary.strategy != "same"
+    drafts = {} if name is None else {name: NamedDraft(draft, draft_tokenizer if differs else None)}
+    tried = [*(() if name is None else of_draft(name)), *candidates(target)]
     settings = [Setting(temperature=t, **options) for t in decodings(target).values() for options in tried]
     sizes = list(dict.fromkeys(batch_sizes))
     examination = None
@@ -141,8 +139,7 @@ def check(
 
         run = partial(short_evaluation, target, tokenizer, say=say, raw=raw, grammar=grammar)
         found = {size: run(drafts, settings, ids, size, seconds / len(sizes)) for size in sizes if settings}
-        shown = next(iter(drafts), None)
-        if shown is not None and (named := _reading({}, found[sizes[0]], shown)).is_poor:
+        if name is not None and (named := _reading({}, found[sizes[0]], name)).is_poor:
             others = {f"reading {i}": one for i, one in enumerate(other_readings(draft, target))}
             if others:
                 read = {label: NamedDraft(model) for label, (_, model) in others.items()}
@@ -167,7 +164,7 @@ def _fit(
     do_sample: bool,
     example: dict[str, Any],
 ) -> tuple[Compatibility, DraftSource | None]:
-    """What needs no text, and the source that the draft is, if there is one."""
+    """What needs no text, and the source that the draft is, if there is one that fits."""
     report, reason = report_of(target, "model", example)
     if draft is None or reason is not None:
         return Compatibility(reason is None, reason or _summary(report), report), None
@@ -177,7 +174,7 @@ def _fit(
         checks.check_source(source, target)
         source.check_ids(target)
     except ValueError as error:
-        return Compatibility(False, str(error), report, ModelReport(type(draft).__name__, None), notes=notes), source
+        return Compatibility(False, str(error), report, ModelReport(type(draft).__name__, None), notes=notes), None
     if source.reads_target:
         other = ModelReport(type(draft).__name__, "ragged", "reads the target's own states")
     else:
@@ -186,7 +183,7 @@ def _fit(
     if reason is None and match is not None and match.strategy is None:
         reason = match.reason
     summary = reason or f"{_summary(report)}; draft: {_summary(other)}"
-    return Compatibility(reason is None, summary, report, other, match, notes), source
+    return Compatibility(reason is None, summary, report, other, match, notes), source if reason is None else None
 
 
 def _summary(report: ModelReport) -> str:

@@ -103,12 +103,11 @@ def _one_split(dataset, split: str | None):
         if split is not None:
             raise ValueError(f"`split={split!r}` chooses among several, and the data set has none: leave it out.")
         return dataset
-    splits = dataset
-    if split is None and len(splits) == 1:
-        return next(iter(splits.values()))
-    if split not in splits:
-        raise ValueError(f"`split={split!r}` is not one of the data set's, {', '.join(map(str, splits))}: name one.")
-    return splits[split]
+    if split is None and len(dataset) == 1:
+        return next(iter(dataset.values()))
+    if split not in dataset:
+        raise ValueError(f"`split={split!r}` is not one of the data set's, {', '.join(map(str, dataset))}: name one.")
+    return dataset[split]
 
 
 def _row(row, index: int) -> Mapping[str, Any] | BadRow:

@@ -75,8 +75,7 @@ class Setting:
     @property
     def draft(self) -> str | None:
         """The name of its draft model, if it has one."""
-        name = self.options.get("draft_model")
-        return None if name is None else DRAFTS.split(name)[0]
+        return DRAFTS.split(self.options.get("draft_model"))[0]
 
     @property
     def num_draft_tokens(self) -> int | None:
