@@ -93,7 +93,10 @@ class RoundCosts:
 
     def restore(self, stored: dict[str, dict[str, list]]) -> None:
         """Start from what `stored` gave in an earlier process."""
-        settled = {int(size): Costs(*costs[:4], tuple(costs[4])) for size, costs in stored["settled"].items()}
+        settled = {
+            int(size): Costs(draft, verify, start, level, tuple(uneven))
+            for size, (draft, verify, start, level, uneven) in stored["settled"].items()
+        }
         fits = {}
         for size, (mean, covariance) in stored["fits"].items():
             fits[int(size)] = fit = _Fit(self._assumed(int(size)), None)
