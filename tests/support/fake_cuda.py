@@ -21,9 +21,8 @@ from weakref import WeakSet
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
-from .fake_graphs import Graph
+from .fake_graphs import Graph, tensors_in, with_tensors
 
 PACKAGE = f"{Path(__file__).parents[2] / 'hf_speculative'}/"
 NUM_DEVICES = 2
@@ -159,7 +158,7 @@ class Devices(TorchDispatchMode):
     def run(self, operation, args: tuple, kwargs: dict):
         """One operation of torch, held to the rules."""
         name = operation.overloadpacket.__name__
-        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        tensors = tensors_in((args, kwargs))
         on_device = [tensor for tensor in tensors if isinstance(tensor, OnDevice)]
         asked = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
         is_anywhere = asked is not None and asked.type == "meta" and not on_device
@@ -182,26 +181,23 @@ class Devices(TorchDispatchMode):
             kwargs["generator"] = self._generator(kwargs.get("generator"), goal)
         if self.capturing is not None:
             self.capturing.check(operation, goal, kwargs.get("generator"))
-        result = self._computed(operation, args, kwargs, goal)
+        result = self._computed(operation, args, kwargs, goal, on_device)
         if is_anywhere:
             result.is_anywhere = True
         return self._read_later(result) if is_async else result
 
-    def _computed(self, operation, args: tuple, kwargs: dict, goal: torch.device):
-        outer = {id(value.inner): value for value in tree_leaves((args, kwargs)) if isinstance(value, OnDevice)}
-        args, kwargs = tree_map(lambda value: value.inner if isinstance(value, OnDevice) else value, (args, kwargs))
+    def _computed(self, operation, args: tuple, kwargs: dict, goal: torch.device, on_device: list[OnDevice]):
+        outer = {id(value.inner): value for value in on_device}
+        args, kwargs = with_tensors((args, kwargs), lambda value: value.inner, OnDevice)
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
         result = operation(*args, **kwargs)
         if self.capturing is not None:
             self.capturing.add(operation, args, kwargs, result)
 
-        def wrapped(value):
-            if not isinstance(value, torch.Tensor) or goal.type == "cpu":
-                return value
-            return outer[id(value)] if id(value) in outer else OnDevice(value, goal)
-
-        return tree_map(wrapped, result)
+        if goal.type == "cpu":
+            return result
+        return with_tensors(result, lambda value: outer[id(value)] if id(value) in outer else OnDevice(value, goal))
 
     def _copy(self, operation, args: tuple, kwargs: dict, goal: torch.device) -> bool:
         """Whether it is one to the host that nobody waits for."""
