@@ -38,7 +38,7 @@ from . import media
 from .logprobs import logprobs_of
 from .parked import Parked
 from .requests import Request, prepare_request
-from .rows import PerRequestRoom, PerRequestSamplers, PerRequestStopping, Rows, Running
+from .rows import PerRequestSamplers, PerRequestStopping, Rows, Running
 
 #: where neither the model nor the server has a limit
 DEFAULT_MAX_LENGTH = 2**15
@@ -259,18 +259,17 @@ class Engine:
         config.max_length = self.max_length  # others may be longer
         inputs = Inputs(request.inputs.input_ids, config, mask)
         target, drafter = target_and_drafter(self.options, model, inputs, inputs.input_ids)
-        target.keeps_done, target.admit = False, partial(media.admit, model, running, target)  # type: ignore[method-assign]
-        batch = Rows(first, self.max_length, self.pad, self._take, lambda last: self._park(last, target))
-        batch.guide_of = lambda row: running[row].guide if row in running else None  # type: ignore[method-assign]
+        target.keeps_done, target.admit = False, partial(media.admit, model, target)  # type: ignore[method-assign]
+        batch = Rows(running, first, self.max_length, self.pad, self._take, lambda last: self._park(last, target))
         batch.shares_prefixes = target.shares_prefixes
         if request.inputs.has_media:
             media.read_prompt(model, target, batch, request)
         elif self._parked is not None:
-            self._parked.give(batch, running, target, model)
+            self._parked.give(batch, target, model)
             self._parked = None
         sampler = PerRequestSamplers(running, num_logits(model))
         learned = Learned(self.options, model, inputs, [])
-        schedule = PerRequestRoom(learned.timed(make_schedule(self.options, target.max_columns)), running)
+        schedule = learned.timed(make_schedule(self.options, target.max_columns))
         schedule.begin(batch, learned.costs)
         learned.start(schedule)
         drafter.may_branch = drafter.branches and target.takes_trees and fits_trees(model)

@@ -9,7 +9,7 @@ from ..interfaces import CachedModel
 from ..models import MultimodalModel, is_recurrent, is_tested_multimodal, is_tested_universal
 from ..types import Batch, Prefix
 from .requests import Request
-from .rows import Rows, Running
+from .rows import Rows
 
 
 def takes_media(model: PreTrainedModel, options: Options) -> bool:
@@ -28,13 +28,13 @@ def read_prompt(model: PreTrainedModel, target: CachedModel, batch: Batch, reque
     reader.release()
 
 
-def admit(model: PreTrainedModel, running: Running, target: CachedModel, newcomers: Rows, lanes: list[int]) -> None:
+def admit(model: PreTrainedModel, target: CachedModel, newcomers: Rows, lanes: list[int]) -> None:
     """`target.admit`, also of a request with an image."""
-    if not newcomers.with_media:
+    if not newcomers.has_media:
         type(target).admit(target, newcomers, lanes)
         return
     fresh = target.fresh()
-    read_prompt(model, fresh, newcomers, running[newcomers.rows[0]])
+    read_prompt(model, fresh, newcomers, newcomers.running[newcomers.rows[0]])
     fresh.prefill(newcomers)
     target.num_forwards = fresh.num_forwards
     target.take(fresh, lanes)

@@ -4,8 +4,8 @@ from torch import nn
 
 from ..hf_compat import ACTIVE_ADAPTER, DISABLE_ADAPTERS, version_of
 from ..interfaces import CachedModel
-from ..types import Batch, Prefix
-from .rows import Rows, Running, share_prefixes
+from ..types import Prefix
+from .rows import Rows
 
 
 class Parked:
@@ -23,10 +23,10 @@ class Parked:
         self.target = target.fresh()
         self.target.share(target, rows)
 
-    def give(self, batch: Batch, requests: Running, target: CachedModel, model: nn.Module) -> None:
+    def give(self, batch: Rows, target: CachedModel, model: nn.Module) -> None:
         """Let unread rows of `batch` begin with the prefix that they share with a parked row."""
         if weights_of(model) == self.weights:
-            share_prefixes(self.texts, batch, requests)
+            batch.share_prefixes(self.texts)
             target.share(self.target, batch)
 
 

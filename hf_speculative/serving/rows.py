@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..call.prompts import padded
-from ..interfaces import Sampler, Schedule, Stopping
+from ..interfaces import Sampler, Stopping
 from ..sampling.samplers import ProcessedSampler
-from ..schedules.wrapped import WrappedSchedule
-from ..types import Batch, Tree, shared_prefixes
+from ..types import Batch, Guide, Tree, shared_prefixes
 from .requests import Request
 
 #: running requests by row
@@ -20,11 +19,12 @@ Running = dict[int, Request]
 
 
 class Rows(Batch):
-    """The running rows, with access to waiting requests.
+    """Rows of running requests, with access to waiting ones.
 
     Args:
-        requests: of the first rows.
-        max_length: the most tokens of a row, without padding.
+        running: all running requests, those of other rows among them.
+        rows: the first rows.
+        max_length: the most tokens of any row, without padding; each request has its own maximum.
         pad: the padding token.
         take: starts up to a number of waiting requests, and returns them by row.
         leave: called before the last rows leave.
@@ -32,28 +32,36 @@ class Rows(Batch):
 
     def __init__(
         self,
-        requests: Running,
+        running: Running,
+        rows: Iterable[int],
         max_length: int,
         pad: int,
         take: Callable[[int], Running],
         leave: Callable[[Rows], None],
     ):
-        ids, mask = padded([request.ids for request in requests.values()], pad, left=True)
-        device = next(iter(requests.values())).inputs.input_ids.device
-        super().__init__(ids.to(device), (mask == 0).sum(1).tolist(), max_length)
+        requests = [running[row] for row in rows]
+        ids, mask = padded([request.ids for request in requests], pad, left=True)
+        super().__init__(ids.to(requests[0].inputs.input_ids.device), (mask == 0).sum(1).tolist(), max_length)
         self.max_position = max_length - 1
-        self.rows, self.pad, self.take, self.leave = list(requests), pad, take, leave
-        self.with_media = {row for row, request in requests.items() if request.inputs.has_media}
+        self.rows, self.running, self.pad, self.take, self.leave = [*rows], running, pad, take, leave
+
+    def guide_of(self, row: int) -> Guide | None:
+        return self.running[row].guide if row in self.running else None
+
+    @property
+    def has_media(self) -> bool:
+        return any(self.running[row].inputs.has_media for row in self.rows)
 
     @property
     def texts(self) -> list[list[int]]:
         """Texts whose cache other rows may share: equal ids stand for different images."""
         rows = zip(self.rows, self.history, strict=True)
-        return [[] if row in self.with_media else list(text) for row, text in rows]
+        return [[] if self.running[row].inputs.has_media else list(text) for row, text in rows]
 
     @property
     def rooms(self) -> list[int]:
-        return [max(0, self.max_length - len(text) - 1) for text in self.history]
+        rows = zip(self.rows, self.history, strict=True)
+        return [max(0, self.running[row].max_length - len(text) - 1) for row, text in rows]
 
     refills = True  # requests end on their own, and others come at any time
 
@@ -61,29 +69,24 @@ class Rows(Batch):
         requests = self.take(num_rows) if num_rows else {}
         if not requests:
             return None
-        newcomers = Rows(requests, self.max_length, self.pad, self.take, self.leave)
+        newcomers = Rows(self.running, requests, self.max_length, self.pad, self.take, self.leave)
         newcomers.shares_prefixes = self.shares_prefixes
-        if not newcomers.with_media:
-            share_prefixes(self.texts, newcomers, requests)
+        if not newcomers.has_media:
+            newcomers.share_prefixes(self.texts)
         return newcomers
-
-    def admit(self, newcomers: Rows, lanes: list[int]) -> None:  # type: ignore[override]
-        super().admit(newcomers, lanes)
-        self.with_media = (self.with_media | newcomers.with_media) & {*self.rows}
 
     def select(self, indices: list[int]) -> None:
         if not indices:
             self.leave(self)
         super().select(indices)
 
-
-def share_prefixes(texts: Sequence[list[int]], newcomers: Batch, requests: Running) -> None:
-    """Let newcomers share the cache of the one of `texts` with the longest common prefix, and record it in their requests."""
-    if not newcomers.shares_prefixes:
-        return
-    newcomers.prefixes = shared_prefixes(texts, newcomers.history)
-    for row, prefix in zip(newcomers.rows, newcomers.prefixes, strict=True):
-        requests[row].num_cached = prefix.num_tokens
+    def share_prefixes(self, texts: Sequence[list[int]]) -> None:
+        """Share the cache of the one of `texts` with the longest common prefix, and record it in the requests."""
+        if not self.shares_prefixes:
+            return
+        self.prefixes = shared_prefixes(texts, self.history)
+        for row, prefix in zip(self.rows, self.prefixes, strict=True):
+            self.running[row].num_cached = prefix.num_tokens
 
 
 class Alike:
@@ -166,9 +169,6 @@ class PerRequestSamplers(Sampler):
 
         return self.drawn_alike.ask(draw, probs)[0]
 
-    def bernoulli(self, probability: Tensor) -> Tensor:
-        raise TypeError("the requests of a server flip no coins: they need the rule SampledVerification")
-
     def _drawn(
         self, scores: Tensor, ask: Callable[[ProcessedSampler, Tensor], tuple[Tensor, ...]]
     ) -> tuple[Tensor, ...]:
@@ -210,15 +210,3 @@ class PerRequestStopping(Stopping):
                 is_done = True
             done.append(is_done)
         return done
-
-
-class PerRequestRoom(WrappedSchedule):
-    """`schedule`, with each row's room up to its own maximum length."""
-
-    def __init__(self, schedule: Schedule, running: Running):
-        super().__init__(schedule)
-        self.running = running
-
-    def plan(self, batch: Batch) -> list[int]:
-        rows = zip(batch.rows, batch.history, self.schedule.plan(batch), strict=True)
-        return [min(num, max(0, self.running[row].max_length - len(text) - 1)) for row, text, num in rows]

@@ -136,11 +136,13 @@ def test_no_processor_is_asked_beyond_an_end(target):
         assert answer.wait() == known[: end + 1]
 
 
-def test_padding_takes_no_room_of_a_draft(target):
-    requests = {row: Mock(ids=[5] * size, inputs=Mock(has_media=False)) for row, size in enumerate((40, 2))}
+def test_a_draft_has_room_up_to_its_requests_own_maximum(target):
+    """Padding takes none of it."""
+    sizes = {0: (40, 64), 1: (2, 64), 2: (2, 10), 3: (9, 10)}
+    requests = {row: Mock(ids=[5] * size, max_length=most) for row, (size, most) in sizes.items()}
     for request in requests.values():
         request.inputs.input_ids.device = torch.device("cpu")
-    assert Rows(requests, 64, 0, Mock(), Mock()).rooms == [23, 61]
+    assert Rows(requests, requests, 64, 0, Mock(), Mock()).rooms == [23, 61, 7, 0]
 
 
 class Remembers(LogitsProcessor):
