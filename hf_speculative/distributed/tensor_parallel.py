@@ -8,6 +8,8 @@ The messages are whole numbers and, for acceptance probabilities, a few floats: 
 in each layer of a pass.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, distributed
 from torch.nn import functional
@@ -30,20 +32,10 @@ class SingleProcess:
     def end(self) -> None:
         """The call is over."""
 
-    def drafter(self, drafter: Drafter) -> Drafter:
-        return drafter
+    def as_it_is(self, part: Any) -> Any:
+        return part
 
-    def rule(self, rule: Rule) -> Rule:
-        return rule
-
-    def schedule(self, schedule: Schedule) -> Schedule:
-        return schedule
-
-    def sampler(self, sampler: Sampler) -> Sampler:
-        return sampler
-
-    def stopping(self, stopping: Stopping) -> Stopping:
-        return stopping
+    drafter = rule = schedule = sampler = stopping = as_it_is
 
 
 class TensorParallelGroup(SingleProcess):
