@@ -129,9 +129,12 @@ class Learner:
         if self.draft is not None and self.teacher.target is not target:
             raise ValueError("`learn` is a learner of another model: give each model its own.")
         if self.folder is not None and (self.folder / "config.json").exists():
-            with _naming(self.folder):
+            try:
                 draft = load_model(self.folder, dtype=draft.dtype).to(device_of(draft))
                 check_fits(draft, target)
+            except (OSError, ValueError) as error:
+                of_no_use = f"`learn={str(self.folder)!r}` holds a draft that is of no use here"
+                raise ValueError(f"{of_no_use}: {error}") from error
         if any(hasattr(module, "base_layer") for module in draft.modules()):
             raise ValueError("`learn`: `draft_model` has adapters: merge them first, `merge_and_unload()`.")
         weights = list(draft.parameters())
@@ -183,9 +186,10 @@ class Learner:
         self.balance = min(self.balance + self.share * seconds, MOST_SAVED)
         if self.balance <= 0 or self.is_frozen or len(self.texts) < ENOUGH or not _learning.acquire(blocking=False):
             return
-        started = time.perf_counter()
+        started, device = time.perf_counter(), device_of(self.teacher.target)
         try:
-            with self._apart():
+            # Whatever the caller has set of torch, gradients are made.
+            with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
                 self._go_on()
         except Exception as error:
             self.is_frozen = True
@@ -268,22 +272,6 @@ class Learner:
         batch: dict[str, Tensor] = Collator()(examples)
         device = device_of(self.teacher.target)
         return self.teacher(**{name: tensor.to(device) for name, tensor in batch.items()})
-
-    @contextmanager
-    def _apart(self) -> Iterator[None]:
-        """Whatever the caller has set of torch, gradients are made."""
-        device = device_of(self.teacher.target)
-        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
-            yield
-
-
-@contextmanager
-def _naming(folder: Path) -> Iterator[None]:
-    """Say of which draft an error tells."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise ValueError(f"`learn={str(folder)!r}` holds a draft that is of no use here: {error}") from error
 
 
 @contextmanager
