@@ -36,11 +36,6 @@ class Deadline:
         """Whether this share of the time is over."""
         return time.monotonic() - self.begun > share * self.seconds
 
-    @property
-    def of_a_measurement(self) -> float:
-        """Seconds that measuring one way to decode may take."""
-        return MEASUREMENT * self.seconds
-
     def num_steps(self, step_seconds: float) -> int:
         """Steps that fit beside measuring; at least one."""
         return max(1, int((1 - MEASURING) * self.left / step_seconds))

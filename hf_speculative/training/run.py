@@ -31,7 +31,7 @@ from . import card, students
 from .acceptance import Meter
 from .answers import answer, header_of, read_answers
 from .arguments import defaults, last_checkpoint, step_of, texts_of_a_pass
-from .deadline import ANSWERING, PROMPTING, Deadline, Pace, Watch
+from .deadline import ANSWERING, MEASUREMENT, PROMPTING, Deadline, Pace, Watch
 from .own_prompts import PROMPTS, write_prompts
 from .prompts import Data, read_data
 from .results import FILE, Point, Trained, name_of, point_of
@@ -304,7 +304,7 @@ class Run:
             max_new_tokens=min(64, settings.max_new_tokens),
             batch_size=settings.batch_size,
             seed=settings.seed,
-            most_seconds=self.deadline.of_a_measurement,
+            most_seconds=MEASUREMENT * self.deadline.seconds,
             processes=self.processes,
             ends=self.ends,
         )
