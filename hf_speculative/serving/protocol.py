@@ -34,10 +34,6 @@ class UnknownModel(BadRequest):
 
 
 def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-def _prompts(value: Any) -> Any:
     """Listify a text or the ids of one prompt."""
     is_one = isinstance(value, str) or (isinstance(value, list) and bool(value) and type(value[0]) is int)
     return [value] if is_one else value
@@ -123,7 +119,7 @@ class ResponseFormat(Checked):
 class Completion(Sampling):
     """`/v1/completions`"""
 
-    prompt: Annotated[list[str | list[TokenId]], BeforeValidator(_prompts), Field(min_length=1)]
+    prompt: Annotated[list[str | list[TokenId]], BeforeValidator(_listed), Field(min_length=1)]
     logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None  # vLLM's field
     echo: bool | None = None
