@@ -12,7 +12,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..models import num_logits
 from ..tokenizers.chat import ids_of
 from ..tokenizers.loading import tokenizer_beside
-from .compiled import compiled
 from .processor import GrammarProcessor
 
 #: names of files that hold a grammar
@@ -28,10 +27,15 @@ def with_grammar(
         tokenizer: the model's. Default: the one from where the model came from.
 
     Raises:
-        ImportError, ValueError: as `compiled`; or they are not as many as the prompts.
+        ImportError: llguidance is missing.
+        ValueError: as `compiled`; or they are not as many as the prompts.
     """
     if value is None:
         return kwargs
+    try:
+        from .compiled import compiled
+    except ImportError as error:
+        raise ImportError("`grammar` needs llguidance: pip install 'hf_speculative[grammar]'.") from error
     tokenizer = tokenizer or tokenizer_beside(model)
     if tokenizer is None:
         raise ValueError("`grammar` needs the text: pass the model's `tokenizer=` as well.")

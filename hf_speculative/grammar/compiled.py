@@ -1,21 +1,24 @@
-"""Grammars compiled for a tokenizer by llguidance, which masks without a table and takes tokens back."""
+"""Grammars compiled for a tokenizer by llguidance, which masks without a table and takes tokens back.
+
+llguidance may be missing: this is imported where a call has a grammar.
+"""
 
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, grammar_from
+from llguidance.hf import from_tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
 
 #: the tag of structural tags, as xgrammar and vLLM write them
 STRUCTURAL_TAG = "structural_tag"
-#: states of the parser after a token
-MOST_ITEMS = 20_000
+#: states of the parser after a token: room for schemas of thousands of properties; the engine's other limits bound time and
+#: memory as they are
+LIMITS = LLParserLimits(max_items_in_row=20_000)
 #: between the tokens of JSON, where the schema says nothing else: without a bound, models write spaces without an end
 WHITESPACE = " ?"
 _tokenizers: WeakKeyDictionary[PreTrainedTokenizerBase, dict[tuple, Any]] = WeakKeyDictionary()
@@ -32,28 +35,21 @@ class Grammar:
     """
 
     text: str
-    tokenizer: "LLTokenizer"
+    tokenizer: LLTokenizer
     eos: tuple[int, ...]
     vocab_size: int
 
-    def matcher(self) -> "LLMatcher":
+    def matcher(self) -> LLMatcher:
         """One that has read nothing."""
-        from llguidance import LLMatcher
-
-        return LLMatcher(self.tokenizer, self.text, limits=_limits())
+        return LLMatcher(self.tokenizer, self.text, limits=LIMITS)
 
 
 def compiled(value: Any, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: Sequence[int]) -> Grammar:
     """Compile a `grammar`, as `hf_speculative.generate` takes it.
 
     Raises:
-        ImportError: llguidance is missing.
         ValueError: it is no grammar, needs what the engine lacks, allows no text; the tokenizer does not fit.
     """
-    try:
-        from llguidance import LLMatcher
-    except ImportError as error:
-        raise ImportError("`grammar` needs llguidance: pip install 'hf_speculative[grammar]'.") from error
     try:
         text = _text(value)
     except RecursionError as error:
@@ -61,7 +57,7 @@ def compiled(value: Any, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eo
     except (TypeError, AttributeError, UnicodeError, AssertionError) as error:
         raise ValueError(f"`grammar` cannot be read: {error}") from error
     own = _tokenizer(tokenizer, vocab_size, tuple(eos))
-    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, own, limits=_limits())
+    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, own, limits=LIMITS)
     if is_wrong:
         raise ValueError(f"`grammar` cannot be compiled: {messages[0].strip()}")
     grammar = Grammar(text, own, tuple(eos), vocab_size)
@@ -74,16 +70,7 @@ def compiled(value: Any, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eo
     return grammar
 
 
-def _limits() -> Any:
-    """Room for schemas of thousands of properties; the engine's other limits bound time and memory as they are."""
-    from llguidance import LLParserLimits
-
-    return LLParserLimits(max_items_in_row=MOST_ITEMS)
-
-
 def _text(value: Any) -> str:
-    from llguidance import LLMatcher, StructTag, grammar_from
-
     if hasattr(value, "model_json_schema"):  # a pydantic model
         value = value.model_json_schema()
     if isinstance(value, re.Pattern):
@@ -98,7 +85,7 @@ def _text(value: Any) -> str:
         except ValueError as error:
             raise ValueError(f"`grammar` begins like JSON and is none: {error}.") from error
     if isinstance(value, dict) and value.get("type") == STRUCTURAL_TAG:
-        return _of_tags(value, StructTag)
+        return _of_tags(value)
     if isinstance(value, dict) and "grammars" in value:
         return json.dumps(value)
     if isinstance(value, dict):
@@ -112,7 +99,7 @@ def _text(value: Any) -> str:
         raise ValueError(f"`grammar={value[:80]!r}` is no grammar: {error}") from error
 
 
-def _of_tags(value: dict[str, Any], kind: type) -> str:
+def _of_tags(value: dict[str, Any]) -> str:
     """Free text in which a trigger begins one of some structures."""
     tags = []
     if not isinstance(value.get("triggers", []), list) or not value.get("structures", True):
@@ -122,17 +109,15 @@ def _of_tags(value: dict[str, Any], kind: type) -> str:
             begins = (trigger for trigger in value["triggers"] if one["begin"].startswith(trigger))
             if (trigger := next(begins, None)) is None:
                 raise ValueError(f"`grammar`: {one['begin']!r} begins with none of the triggers.")
-            tags.append(kind(trigger=trigger, begin=one["begin"], grammar=one["schema"], end=one["end"]))
+            tags.append(StructTag(trigger=trigger, begin=one["begin"], grammar=one["schema"], end=one["end"]))
     except KeyError as error:
         has = "triggers, and structures with begin, schema and end"
         raise ValueError(f"`grammar`: a {STRUCTURAL_TAG} has {has}; {error} is missing.") from error
-    return kind.to_grammar(tags, assume_special=False)  # type: ignore[attr-defined]
+    return StructTag.to_grammar(tags, assume_special=False)
 
 
-def _tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> "LLTokenizer":
+def _tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos: tuple[int, ...]) -> LLTokenizer:
     """Read once, which takes a quarter of a second for 50,000 tokens."""
-    from llguidance.hf import from_tokenizer
-
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(f"`grammar` needs a fast tokenizer, and {type(tokenizer).__name__} is none.")
     if len(tokenizer) > vocab_size:

@@ -1,14 +1,15 @@
 """The logits processor of a grammar, a function of the prefix: for one position of all rows, or many of each."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from .compiled import Grammar
+if TYPE_CHECKING:
+    from .compiled import Grammar
 
 BITS = 32
 
@@ -51,7 +52,7 @@ class Walk:
         start: tokens of the prompt, which the grammar is not about.
     """
 
-    def __init__(self, grammar: Grammar, start: int = 0):
+    def __init__(self, grammar: "Grammar", start: int = 0):
         self.grammar, self.start = grammar, start
         self.matcher = grammar.matcher()
         self.tokens: list[int] = []
@@ -127,7 +128,7 @@ class GrammarProcessor(LogitsProcessor):
         grammars: one for all rows, or one a prompt.
     """
 
-    def __init__(self, grammars: Sequence[Grammar]):
+    def __init__(self, grammars: "Sequence[Grammar]"):
         self.grammars = tuple(grammars)
         self.walks: dict[int, Walk] = {}
         self.width: int | None = None

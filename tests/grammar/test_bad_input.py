@@ -77,6 +77,7 @@ def test_a_file(target, tokenizer, tmp_path):
 
 def test_without_the_engine(target, tokenizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
+    monkeypatch.delitem(sys.modules, "hf_speculative.grammar.compiled", raising=False)
     with pytest.raises(ImportError, match=r"pip install 'hf_speculative\[grammar\]'"):
         hs.generate(target, **call_of(tokenizer, 1, ORDER))
 
