@@ -39,19 +39,14 @@ def card(settings: CardOptions) -> None:
         from . import card as cards
         from .figures import by_use_case, choose_draft
 
-    found, output, push_to_hub = by_use_case(_by_use_case(settings.results)), settings.output, settings.push_to_hub
-    text = cards.card(
-        found,
-        output,
-        draft_model=settings.draft_model,
-        target_name=settings.target_name,
-        draft_name=settings.draft_name,
-        push_to_hub=push_to_hub,
-    )
-    if output is None and push_to_hub is None:
+    given = dict(vars(settings))
+    found, output = by_use_case(_by_use_case(given.pop("results"))), given.pop("output")
+    text = cards.card(found, output, **given)
+    place = settings.push_to_hub or output
+    if place is None:
         print(text, end="")
     else:
-        Console(highlight=False, soft_wrap=True).print(f"wrote the card of {push_to_hub or output}", markup=False)
+        Console(highlight=False, soft_wrap=True).print(f"wrote the card of {place}", markup=False)
     header = next(iter(found.values())).header
     draft = header["drafts"].get(choose_draft(found, settings.draft_model))
     for role, name in (("target", settings.target_name or header["target"]), ("draft", settings.draft_name or draft)):

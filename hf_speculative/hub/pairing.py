@@ -169,12 +169,10 @@ def save_pretrained(
     )
     files.check_output("`save_directory`:", folder / FILE_NAME, makes_folders=True)
     model.save_pretrained(folder, **kwargs)
-    if isinstance(draft, PreTrainedModel):
-        draft.save_pretrained(folder / DRAFT_FOLDER)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-    if draft_tokenizer is not None:
-        draft_tokenizer.save_pretrained(folder / DRAFT_FOLDER)
+    beside = folder / DRAFT_FOLDER
+    for part, place in ((draft, beside), (tokenizer, folder), (draft_tokenizer, beside)):
+        if part is not None and not isinstance(part, str):
+            part.save_pretrained(place)
     pairing.save(folder)
     if push_to_hub is not None:
         api = HfApi(token=token)
