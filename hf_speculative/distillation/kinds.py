@@ -6,8 +6,7 @@ from ..call.sources import source_of
 from .dflash_student import DFlashStudent
 from .draft_student import DraftStudent, check_fits
 from .eagle3_student import Eagle3Student
-from .head_student import HeadStudent
-from .student import Student
+from .student import HeadStudent, Student
 
 
 def student_of(draft: PreTrainedModel, target: PreTrainedModel) -> Student:
