@@ -10,7 +10,7 @@ from ..distillation.dflash_student import BLOCKS, new_block
 from ..distillation.draft_student import DraftStudent, check_layers, truncated
 from ..distillation.eagle3_student import new_head
 from ..distillation.examples import Example, token_counts
-from ..distillation.kinds import head_student_of
+from ..distillation.kinds import student_of
 from ..distillation.student import Student
 from ..distillation.teacher import Teacher
 from ..heads import layout_of
@@ -60,7 +60,7 @@ def _head_student(settings: Settings, target: PreTrainedModel, examples: Sequenc
         head = new_head(target, counts, size, num_draft_tokens=length)
     else:
         head = load_model(settings.value, dtype=torch.float32)
-    student = head_student_of(head.to(target.device), target, settings.ttt_steps, settings.ttt_decay, settings.anchors)
+    student = student_of(head.to(target.device), target, settings.ttt_steps, settings.ttt_decay, settings.anchors)
     if settings.lora_rank is not None:
         raise ValueError(
             f"`lora_rank={settings.lora_rank}`: {settings.value} holds a head, no draft model: leave it out."
