@@ -21,7 +21,7 @@ from rich.table import Table
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 import hf_speculative as hs
-from hf_speculative.embedded import DEMO_PROMPTS
+from hf_speculative.command.prompts import BEGINNINGS
 from hf_speculative.measuring.rows import read_prompts
 
 BASELINE = "static, with a draft"
@@ -41,7 +41,7 @@ def main(
     """Compare refilled with static batches, with the embedded pair."""
     target, draft, tokenizer = hs.embedded_pair()
     tokenizer.padding_side = "left"
-    texts = [p for p in read_prompts(prompts, column) if isinstance(p, str)] if prompts else list(DEMO_PROMPTS)
+    texts = [p for p in read_prompts(prompts, column) if isinstance(p, str)] if prompts else list(BEGINNINGS[:2])
     texts = texts[:num_prompts]
     stops = [text.encode().decode("unicode_escape") for text in stop or ["\\n\\n\\n"]]
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}

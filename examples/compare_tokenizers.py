@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 import hf_speculative as hs
-from hf_speculative.embedded import DEMO_PROMPTS
+from hf_speculative.command.prompts import BEGINNINGS
 from hf_speculative.measuring.rows import read_prompts
 
 
@@ -53,7 +53,7 @@ def main(
     torch.set_num_threads(1)
     target, draft, tokenizer = hs.embedded_pair()
     tokenizer.padding_side = "left"
-    texts = list(islice(read_prompts(prompts, "prompt"), num_prompts)) if prompts else list(DEMO_PROMPTS)
+    texts = list(islice(read_prompts(prompts, "prompt"), num_prompts)) if prompts else list(BEGINNINGS[:2])
     other, draft_tokenizer = shuffled(draft, tokenizer)
     methods = {"plain": {"draft_model": None}, "one tokenizer": {"draft_model": draft}}
     for mapping in ("intersection", "strings"):

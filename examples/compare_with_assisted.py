@@ -19,7 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 import hf_speculative as hs
-from hf_speculative.embedded import DEMO_PROMPTS
+from hf_speculative.command.prompts import BEGINNINGS
 from hf_speculative.measuring.rows import read_prompts
 
 
@@ -41,7 +41,7 @@ def main(
     texts = (
         list(islice((p for p in read_prompts(prompts, column) if isinstance(p, str)), num_prompts)) if prompts else []
     )
-    texts = texts or list(DEMO_PROMPTS)
+    texts = texts or list(BEGINNINGS[:2])
     # The settings assisted generation reads, from the only place where it reads them: the same draft length, no early stop.
     draft.generation_config.num_assistant_tokens = num_draft_tokens
     draft.generation_config.num_assistant_tokens_schedule = "constant"

@@ -17,7 +17,7 @@ import ray
 import typer
 from ray_predictor import SpeculativePredictor
 
-from hf_speculative.embedded import DEMO_PROMPTS
+from hf_speculative.command.prompts import BEGINNINGS
 
 COUNTS = ("num_new_tokens", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
 
@@ -64,7 +64,7 @@ def main(
     """Answer prompts on a Ray cluster; on this machine alone where none is found."""
     ray.init(ignore_reinit_error=True)
     if prompts is None:
-        dataset = ray.data.from_items([{"id": n, column: prompt} for n, prompt in enumerate(DEMO_PROMPTS)])
+        dataset = ray.data.from_items([{"id": n, column: prompt} for n, prompt in enumerate(BEGINNINGS[:2])])
     else:
         dataset = ray.data.read_json(str(prompts), lines=True)
     settings = {

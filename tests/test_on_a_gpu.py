@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative.embedded import DEMO_PROMPTS
+from hf_speculative.command.prompts import BEGINNINGS
 from hf_speculative.models import artifacts, pool, replays
 from tests.support import random_calls
 from tests.support.one_read import (
@@ -70,7 +70,7 @@ def embedded():
 def test_trained_weights(source, optimize, embedded, monkeypatch, tmp_path):
     monkeypatch.setenv(artifacts.FOLDER, str(tmp_path))  # by which "auto" is off in other tests
     target, drafts, tokenizer = embedded
-    inputs = tokenizer(list(DEMO_PROMPTS), padding=True, padding_side="left", return_tensors="pt").to(GPU)
+    inputs = tokenizer(list(BEGINNINGS[:2]), padding=True, padding_side="left", return_tensors="pt").to(GPU)
     pool.release(target)
     draft, call = drafts.get(source, source), inputs | {"max_new_tokens": 48, "do_sample": False}
     plain = ids(target.generate(**call))

@@ -1,6 +1,6 @@
 """Prompts that commands use by default: some code, some prose."""
 
-#: beginnings, for models that continue a text
+#: beginnings, for models that continue a text; the first two are Python, which the embedded pair continues
 BEGINNINGS = (
     'def read_lines(path, encoding="utf-8"):\n    """Return the lines of a file',
     "class TestCase(unittest.TestCase):\n    def setUp(self):\n",

@@ -10,11 +10,6 @@ from ..models.loading import load_model
 FOLDER = Path(__file__).parent
 #: an EAGLE-3 head for the target, for `draft_model=`
 HEAD = FOLDER / "head"
-#: prompts that the pair can continue
-DEMO_PROMPTS = (
-    'def read_lines(path, encoding="utf-8"):\n    """Return the lines of a file',
-    "class TestCase(unittest.TestCase):\n    def setUp(self):\n",
-)
 
 
 def embedded_pair(

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from hf_speculative import embedded_pair
-from hf_speculative.embedded import DEMO_PROMPTS
+from hf_speculative.command.prompts import BEGINNINGS
 from hf_speculative.measuring import Setting, calls
 from hf_speculative.measuring.commands import prompts
 from hf_speculative.measuring.comparison import Texts
@@ -66,17 +66,17 @@ def test_text_is_streamed_a_round_at_a_time():
     target, draft, tokenizer = embedded_pair()
     one, passes = texts_of(target, draft, tokenizer), []
     target.register_forward_pre_hook(lambda *_: passes.append(1))
-    stream = one.stream(DEMO_PROMPTS[0])
+    stream = one.stream(BEGINNINGS[0])
     pieces = [next(stream)]
     assert len(passes) == 1, "the first token is there before the second pass"
     pieces += stream
     assert sum(from_draft for _, from_draft in pieces) == 12 - len(passes)
-    next(interrupted := one.stream(DEMO_PROMPTS[0]))
+    next(interrupted := one.stream(BEGINNINGS[0]))
     interrupted.close()  # as Ctrl-C does
-    assert list(one.stream(DEMO_PROMPTS[0])) == pieces
-    ids = tokenizer(DEMO_PROMPTS[0], return_tensors="pt")
+    assert list(one.stream(BEGINNINGS[0])) == pieces
+    ids = tokenizer(BEGINNINGS[0], return_tensors="pt")
     expected = target.generate(**ids, max_new_tokens=12, do_sample=False)[0]
-    assert DEMO_PROMPTS[0] + "".join(text for text, _ in pieces) == tokenizer.decode(expected)
+    assert BEGINNINGS[0] + "".join(text for text, _ in pieces) == tokenizer.decode(expected)
 
 
 @pytest.mark.slow
