@@ -13,6 +13,7 @@ from ..call.statistics import Statistics
 from ..distillation.sampling_params import SamplingParams
 from ..measuring.processes import Processes
 from ..models.model_state import keeping
+from .settings import Settings
 
 #: ways to decode that are measured
 GREEDY, SAMPLED = "greedy", "sampled"
@@ -24,7 +25,7 @@ class Meter:
 
     Attributes:
         prompts: ids of the held-out prompts.
-        use: how the target will be sampled from; greedy decoding is measured in any case.
+        settings: of the run, among them how the target will be sampled from; greedy decoding is measured in any case.
         num_draft_tokens: in every round.
         most_seconds: of one way to decode: batches that come later are left out, but for the first.
         processes: share the batches.
@@ -32,11 +33,8 @@ class Meter:
     """
 
     prompts: list[list[int]]
-    use: SamplingParams
+    settings: Settings
     num_draft_tokens: int = 5
-    max_new_tokens: int = 64
-    batch_size: int = 8
-    seed: int = 0
     most_seconds: float = math.inf
     processes: Processes = field(default_factory=Processes)
     ends: dict[str, Any] = field(default_factory=dict)
@@ -49,12 +47,13 @@ class Meter:
             draft: a model, or a source of drafts, as `draft_model=` takes it.
         """
         drafting = {"draft_model": draft, "num_draft_tokens": self.num_draft_tokens}
-        drafting |= {"num_assistant_tokens_schedule": "constant", "max_new_tokens": self.max_new_tokens}
+        most_new, size, seed = min(64, self.settings.max_new_tokens), self.settings.batch_size, self.settings.seed
+        drafting |= {"num_assistant_tokens_schedule": "constant", "max_new_tokens": most_new}
         devices = range(torch.cuda.device_count()) if target.device.type == "cuda" else []
-        counted, started, size = Statistics(), time.monotonic(), self.batch_size
+        counted, started = Statistics(), time.monotonic()
         with keeping(target, {}), torch.random.fork_rng(devices):
             for first in range(self.processes.rank * size, len(self.prompts), self.processes.count * size):
-                torch.manual_seed(self.seed + first // size)
+                torch.manual_seed(seed + first // size)
                 batch = self.prompts[first : first + size]
                 options = drafting | use.generate_kwargs | self.ends
                 for row in generate_batches(target, batch, batch_size=size, **options):
@@ -72,8 +71,9 @@ class Meter:
         Args:
             only_use: leave out greedy decoding where the target is sampled from.
         """
-        ways = {SAMPLED: self.use} if self.use.temperature else {}
-        ways = ways if ways and only_use else {GREEDY: replace(self.use, temperature=0.0)} | ways
+        sampled = self.settings.use
+        ways = {SAMPLED: sampled} if sampled.temperature else {}
+        ways = ways if ways and only_use else {GREEDY: replace(sampled, temperature=0.0)} | ways
         metrics: dict[str, float] = {}
         for way, use in ways.items():
             counts = self.measure(target, draft, use)

@@ -299,11 +299,8 @@ class Run:
         settings = self.settings
         return Meter(
             self.data.held_out,
-            settings.use,
+            settings,
             min(settings.draft_tokens, self.most_draft_tokens or settings.draft_tokens),
-            max_new_tokens=min(64, settings.max_new_tokens),
-            batch_size=settings.batch_size,
-            seed=settings.seed,
             most_seconds=MEASUREMENT * self.deadline.seconds,
             processes=self.processes,
             ends=self.ends,

@@ -10,6 +10,7 @@ from hf_speculative.distillation.examples import Collator, Example
 from hf_speculative.distillation.sampling_params import SamplingParams
 from hf_speculative.distillation.teacher import Teacher
 from hf_speculative.training.acceptance import Meter
+from hf_speculative.training.settings import Settings
 from hf_speculative.training.trainer import DraftTrainer
 from tests.support import tiny
 
@@ -41,7 +42,7 @@ def new_student(kind, target, counts=None):
 
 def meter(target, **given):
     prompts = [list(example.prompt_ids) for example in examples(target, 2, seed=7)]
-    return Meter(prompts, **{"use": SamplingParams(), "num_draft_tokens": 3, "max_new_tokens": 8} | given)
+    return Meter(prompts, Settings(**{"max_new_tokens": 8} | given), num_draft_tokens=3)
 
 
 def trainer(target, draft, folder, data=None, student=None, loss="lk_hybrid", use=None, meter=None, **given):
@@ -50,7 +51,7 @@ def trainer(target, draft, folder, data=None, student=None, loss="lk_hybrid", us
     rows = {"per_device_train_batch_size": 4, "remove_unused_columns": False, "save_strategy": "no"}
     student, data = student or DraftStudent(draft, target), examples(target) if data is None else data
     own = {"args": TrainingArguments(str(folder), **quiet | steps | rows | given), "data_collator": Collator()}
-    use, meter = use or SamplingParams(), meter or Meter([], SamplingParams())
+    use, meter = use or SamplingParams(), meter or Meter([], Settings())
     return DraftTrainer(student, Teacher(target, student.hidden_layers), loss, use, meter, train_dataset=data, **own)
 
 
