@@ -69,7 +69,7 @@ def speculate(
                 lap(stage)
             del freed[: len(newcomers.rows)]
         if freed:
-            running = [lane for lane in range(len(done)) if lane not in freed]
+            running = sorted({*range(len(done))} - {*freed})
             for part in (batch, target, drafter):
                 part.select(running)
         yield round

@@ -57,6 +57,7 @@ def test_all_pages_can_be_read_on_a_phone(folder):
         assert not said
 
 
+@pytest.mark.slow
 def test_every_public_name_has_its_entry(folder):
     import hf_speculative
 
@@ -64,6 +65,7 @@ def test_every_public_name_has_its_entry(folder):
     assert set(hf_speculative.__all__) <= entries
 
 
+@pytest.mark.slow
 def test_docstrings_link_to_the_pages_that_they_name(folder):
     texts = {path: path.read_text(encoding="utf-8") for path in (folder / "api").rglob("*.html")}
     assert 'href="../../supported-models/">supported models</a>' in texts[folder / "api" / "generate" / "index.html"]

@@ -205,7 +205,7 @@ class RaggedModel(CachedModel):
         if self.seen is None:
             return
         if self.keeps_done:
-            leaving = [lane for lane in range(len(self.host_seen)) if lane not in indices]
+            leaving = sorted({*range(len(self.host_seen))} - {*indices})
             self.done = [(self.rows[lane], self.host_seen[lane], self.offsets[lane]) for lane in leaving] + self.done
         self.host_seen = [self.host_seen[i] for i in indices]
         self.seen = self.seen[uploaded(indices, self.seen.device, torch.long)]

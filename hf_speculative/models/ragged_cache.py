@@ -84,7 +84,7 @@ class RaggedLayer(CacheLayerMixin):
         if not self.is_initialized:
             return
         if indices == sorted(set(indices)):  # rows only move up: in place, and only those that move
-            leaving = [row for row in range(self.cache.num_rows) if row not in indices]
+            leaving = sorted({*range(self.cache.num_rows)} - {*indices})
             moved = [(lane, row) for lane, row in enumerate([*indices, *leaving]) if lane != row]
             if moved:
                 goal, source = uploaded(moved, self.keys.device).T

@@ -251,7 +251,7 @@ class Recurrence:
         if not self.layers:
             return
         only_leave = indices == sorted(set(indices))
-        leaving = [row for row in range(len(self.ends)) if row not in indices] if only_leave else []
+        leaving = sorted({*range(len(self.ends))} - {*indices}) if only_leave else []
         for key, (state,) in self.columns.items():
             gone = state[uploaded(leaving, state.device, torch.long)]
             self.behind[key] = torch.cat([gone, self.behind[key]]) if key in self.behind else gone
