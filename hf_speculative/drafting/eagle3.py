@@ -155,7 +155,7 @@ class Eagle3(HeadDrafter):
             inputs_embeds=embedded(tokens, self.embeddings, self.device, self.dtype),
             states=states,
             position_ids=queries if nodes is None else nodes.positions(queries),
-            attention_mask=self.attention.masks(queries, self.cache, self.dtype, nodes),
+            attention_mask=self.attention.masks(queries, self.cache, nodes),
             past_key_values=self.cache,
         )[:, -num_last:]
         return own, self.model.over_target(self.model.logits(own))

@@ -41,8 +41,7 @@ class Mtp(HeadDrafter):
         # transformers' own masks are for rows of one length.
         self.heads.create_masks_for_mtp_layer = self._masks
         self.attention = AttentionLayers(heads)
-        weight = next(heads.layers.parameters())
-        self.num_layers, self.device, self.dtype = len(heads.layers), weight.device, weight.dtype
+        self.num_layers, self.device = len(heads.layers), next(heads.layers.parameters()).device
 
     @property
     def most_tokens(self) -> int:  # type: ignore[override]
@@ -61,7 +60,7 @@ class Mtp(HeadDrafter):
         self.cache.slots = slots.masked_fill(is_filler, self.cache.capacity - 1)
         self.slots = slots.masked_fill(is_filler, 0)
         self.columns = batch.padding[:, None] + self.slots.to(batch.padding.device) + 1
-        self.masks = self.attention.masks(self.slots, self.cache, self.dtype)
+        self.masks = self.attention.masks(self.slots, self.cache)
         self.states = self.target.hidden_states(self.slots).to(self.device)
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
@@ -107,7 +106,7 @@ class RecursiveMtp(Mtp):
         self.embed = raw_embedding(target_model.get_input_embeddings())
         self.output = target_model.get_output_embeddings()
         self.attention, self.num_layers = AttentionLayers(head), head.config.max_draft_tokens
-        self.device, self.dtype = head.device, head.dtype
+        self.device = head.device
 
     def run(self, depth: int, ids: Tensor) -> Tensor:
         masks = self.masks

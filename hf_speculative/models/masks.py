@@ -67,7 +67,7 @@ class AttentionLayers:
     """
 
     def __init__(self, model: PreTrainedModel):
-        self.config = model.config.get_text_config(decoder=True)
+        self.config, self.dtype = model.config.get_text_config(decoder=True), model.dtype
         self.is_additive = attention_name(self.config) == "eager"
         self.types: list[str] | None = getattr(self.config, "layer_types", None)
         self.window: int | None = getattr(self.config, "sliding_window", None)
@@ -96,14 +96,7 @@ class AttentionLayers:
         return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
     def run(
-        self,
-        forward: Callable,
-        cache: Any,
-        ids: Tensor,
-        positions: Tensor,
-        mask: Any,
-        is_filler: Tensor | None,
-        **asked,
+        self, forward: Callable, cache, ids: Tensor, positions: Tensor, mask, is_filler: Tensor | None, **asked
     ) -> Any:
         """The outputs of a model's `forward` over columns `(batch, q)`.
 
@@ -121,12 +114,7 @@ class AttentionLayers:
         return outputs
 
     def masks(
-        self,
-        queries: Tensor,
-        cache: RaggedCache,
-        dtype: torch.dtype,
-        nodes: Nodes | None = None,
-        is_filler: Tensor | None = None,
+        self, queries: Tensor, cache: RaggedCache, nodes: Nodes | None = None, is_filler: Tensor | None = None
     ) -> Any:
         """Masks for columns in slots `queries (batch, q)` over the slots that layers of `cache` show: `(batch, 1, q, slots)`.
 
@@ -139,13 +127,13 @@ class AttentionLayers:
         of_columns = None if is_filler is None else ~is_filler
         if not self.attend:
             return of_columns
-        masks: dict[str, Tensor | None] = {kind: self._mask(kind, queries, cache, dtype, nodes) for kind in self.kinds}
+        masks: dict[str, Tensor | None] = {kind: self._mask(kind, queries, cache, nodes) for kind in self.kinds}
         if self.types is None:
             (mask,) = masks.values()
             return mask
         return masks | {"linear_attention": of_columns, "conv": of_columns} if self.are_recurrent else masks
 
-    def _mask(self, kind: str, queries: Tensor, cache: RaggedCache, dtype: torch.dtype, nodes: Nodes | None) -> Tensor:
+    def _mask(self, kind: str, queries: Tensor, cache: RaggedCache, nodes: Nodes | None) -> Tensor:
         first = cache.first(self.window) if kind == "sliding_attention" else 0
         slots = torch.arange(first, cache.end, device=queries.device)
         if first:
@@ -160,7 +148,7 @@ class AttentionLayers:
             visible = visible & (key > query - self.window)
         elif kind == "chunked_attention":
             visible = visible & (key >= query // self.chunk * self.chunk)
-        return self.explicit(visible, dtype)
+        return self.explicit(visible, self.dtype)
 
     def explicit(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
         """Convert a boolean mask to the form that the model's attention takes."""

@@ -93,7 +93,7 @@ class RaggedModel(CachedModel):
         elif self.cache.is_prompt and is_filler is not None:
             attention_mask = (~is_filler).long()
         else:
-            attention_mask = self.layers.masks(queries, self.cache, self.dtype, nodes, is_filler)
+            attention_mask = self.layers.masks(queries, self.cache, nodes, is_filler)
 
         self.cache.recurrence.begin(self.host_seen, width, ahead, has_filler)
         keep = {"logits_to_keep": num_last} if self.layers.keeps_logits else {}

@@ -150,4 +150,4 @@ class StaticModel(RaggedModel):
     def _one_pass(self, inputs: tuple[Tensor, ...], num_last: int) -> Callable[..., Tensor]:
         """A pass as a function of its tensors alone; it gives at least the last `num_last` columns' logits."""
         keep: dict[str, Any] = {"logits_to_keep": 1} if self._keeps_last(num_last) else {}
-        return lambda *tensors: ragged_pass(self.run, self.cache, self.layers, self.dtype, tensors, **keep).logits
+        return lambda *tensors: ragged_pass(self.run, self.cache, self.layers, tensors, **keep).logits

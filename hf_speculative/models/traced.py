@@ -68,7 +68,6 @@ def ragged_pass(
     model: Callable[..., Any],
     cache: Any,
     layers: AttentionLayers,
-    dtype: torch.dtype,
     tensors: Sequence[Tensor],
     prepared: Callable[[Any], Any] = lambda masks: masks,
     **asked: Any,
@@ -91,7 +90,7 @@ def ragged_pass(
     cache.end, nodes = slots.shape[0], Nodes(*tree)
     is_filler = cache.slots == bounds[:, :1] if cache.recurrence.has_filler else None
     positions = torch.minimum(nodes.positions(queries), bounds[:, 1:2]) + bounds[:, 2:]
-    mask = prepared(layers.masks(queries, cache, dtype, nodes, is_filler))
+    mask = prepared(layers.masks(queries, cache, nodes, is_filler))
     return layers.run(model, cache, input_ids, positions, mask, is_filler, **asked)
 
 
@@ -230,7 +229,7 @@ class Pass(TracedPass):
         if self.recorded:
             asked["output_hidden_states"] = asked_for(self.recorded)
         places = tensors[:NUM_PLACES]
-        outputs = ragged_pass(self.model, cache, self.layers, self.model.dtype, places, prepared, **asked)
+        outputs = ragged_pass(self.model, cache, self.layers, places, prepared, **asked)
         for states in record:
             rows = torch.arange(states.shape[0], device=states.device)[:, None]
             states.index_put_((rows, cache.slots), joined(outputs, self.recorded, states.device))
@@ -279,7 +278,7 @@ class HeadPass(TracedPass):
             inputs_embeds=functional.embedding(ids, table),
             states=torch.cat([self.model.fuse(target_states), own_states], 1),
             position_ids=nodes.positions(queries),
-            attention_mask=self.layers.masks(queries, cache, self.model.dtype, nodes),  # type: ignore[arg-type]
+            attention_mask=self.layers.masks(queries, cache, nodes),  # type: ignore[arg-type]
             past_key_values=cache,
         )[:, columns]
         logits = self.model.logits(own)
