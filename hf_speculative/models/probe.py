@@ -20,7 +20,6 @@ from .early_exit import EarlyExitModel
 from .encoder_decoder import multimodal_class_for
 from .inputs import Inputs, text_inputs
 from .masks import is_recurrent
-from .multimodal import MultimodalModel
 from .ragged import RaggedModel
 from .universal import UniversalModel
 from .verified_types import has_tested_modules, is_tested_multimodal, is_tested_ragged, is_tested_universal
@@ -103,10 +102,7 @@ def once(model: PreTrainedModel, what: Hashable, trial: Callable[[], Found]) -> 
 
 
 def universal_deviation(
-    model: PreTrainedModel,
-    inputs: Inputs,
-    is_draft: bool = False,
-    make_cached: "type[UniversalModel] | type[MultimodalModel]" = UniversalModel,
+    model: PreTrainedModel, inputs: Inputs, is_draft: bool, make_cached: Callable[..., CachedModel] = UniversalModel
 ) -> float:
     """The same for the universal path, or a `MultimodalModel`, on the prompt of a call, against plain steps.
 

@@ -16,7 +16,7 @@ from ..interfaces import Sampler
 from ..types import Batch, Tree
 from .draws import exponential_race, inverse_transform, race_of_possible
 from .logits_processors import Processors
-from .sample_method import CHOSEN, DRAWN, LIKELIEST, MeasuredChoice
+from .sample_method import CHOSEN, LIKELIEST, MeasuredChoice
 
 #: where the target takes a maximum, a draft's best token is that more often than its probability says: its scores count double
 #: (embedded pair, HumanEval, greedy, trees of 8 nodes: 2.6 tokens a pass without, 3.3 with, and 3.3 at four times)
@@ -136,12 +136,10 @@ class Independent(ProcessedSampler):
     """Sampling with fresh randomness for every decision, from `generator` or torch's global one.
 
     Args:
-        method: whether draft tokens are drawn or the likeliest, see `sample_method.py`.
+        method: whether draft tokens are drawn, the likeliest, or what was better before, see `sample_method.py`.
     """
 
-    def __init__(
-        self, processors: Processors, vocab_size: int, generator: torch.Generator | None = None, method: str = DRAWN
-    ):
+    def __init__(self, processors: Processors, vocab_size: int, generator: torch.Generator | None, method: str):
         super().__init__(processors, vocab_size)
         self.generator, self.choice = generator, MeasuredChoice()
         self.measures_drafts, self.one_hot_proposals = method == CHOSEN, method == LIKELIEST

@@ -18,17 +18,14 @@ class Timed(WrappedSchedule):
     Rounds that read prompts are left out, and those in which a draft reads what was decoded without it.
 
     Args:
-        num_first: counts passes that take longer than later ones of their kind; rounds with one are left out as well.
+        num_first: counts passes that take longer than later ones of their kind, as `int` does where there are none; rounds with
+            one are left out as well.
         settled: where tokens depend on draft lengths, the batch sizes whose costs do not change: these need no plain rounds.
             Elsewhere rounds of earlier calls count as well, and a plain one comes when EVERY others have been timed.
     """
 
     def __init__(
-        self,
-        schedule: Schedule,
-        known: RoundCosts,
-        num_first: Callable[[], int] = lambda: 0,
-        settled: Container[int] | None = None,
+        self, schedule: Schedule, known: RoundCosts, num_first: Callable[[], int], settled: Container[int] | None
     ):
         super().__init__(schedule)
         self.known, self.num_first, self.settled, self.num_rounds, self.num_vain = known, num_first, settled, 0, 0

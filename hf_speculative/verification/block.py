@@ -45,7 +45,8 @@ class BlockVerification(LosslessRule):
 
         kept = sampler.bernoulli(keep) & proposed
         num_accepted = functional.pad(kept * sizes, (1, 0)).amax(1)
-        return draw_next_token(draft, target_probs, residual, num_accepted, claim[:, 1:], sampler)
+        next_token = draw_next_token(draft, target_probs, residual, num_accepted, sampler)
+        return Verdict(num_accepted, next_token, claim[:, 1:])
 
     def _along_tree(self, draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:
         turns = take_turns(draft, tree, target_probs, pass_on=True)

@@ -28,26 +28,19 @@ class LosslessRule(Rule):
 
 
 def draw_next_token(
-    draft: Draft,
-    target_probs: Tensor,
-    residual: Tensor,
-    num_accepted: Tensor,
-    acceptance_prob: Tensor,
-    sampler: Sampler,
-) -> Verdict:
-    """Draw the bonus token from p where the whole draft was kept, else from the residual at the first loss.
+    draft: Draft, target_probs: Tensor, residual: Tensor, num_accepted: Tensor, sampler: Sampler
+) -> Tensor:
+    """Draw the bonus token from p where the whole draft was kept, else from the residual at the first loss: `(batch,)`.
 
     Args:
         residual: `(batch, k, vocab)`, not normalised; a row of zeros, possible by rounding where p and q agree, means p.
         num_accepted: `(batch,)`.
-        acceptance_prob: passed on, see `Verdict`.
     """
     rows = torch.arange(len(num_accepted), device=num_accepted.device)
     bonus = target_probs[rows, num_accepted]
     left_over = residual[rows, num_accepted.clamp(max=residual.shape[1] - 1)]  # of no use where all were kept
     keep_bonus = (num_accepted == draft.num_tokens) | (left_over.sum(-1) == 0)
-    next_token = sampler.categorical(torch.where(keep_bonus[:, None], bonus, left_over)[:, None])[:, 0]
-    return Verdict(num_accepted, next_token, acceptance_prob)
+    return sampler.categorical(torch.where(keep_bonus[:, None], bonus, left_over)[:, None])[:, 0]
 
 
 def draw_at(position: Tensor, probs: Tensor, sampler: Sampler) -> Tensor:

@@ -26,7 +26,8 @@ class TokenVerification(LosslessRule):
         accepted = sampler.bernoulli(keep) & is_proposed(draft)
         num_accepted = accepted.long().cumprod(1).sum(1)
         residual = (target_probs[:, : draft.width] - draft_probs).clamp_(min=0)
-        return draw_next_token(draft, target_probs, residual, num_accepted, keep.cumprod(1), sampler)
+        next_token = draw_next_token(draft, target_probs, residual, num_accepted, sampler)
+        return Verdict(num_accepted, next_token, keep.cumprod(1))
 
     def _along_tree(self, draft: Draft, tree: Tree, target_probs: Tensor, sampler: Sampler) -> Verdict:
         turns = take_turns(draft, tree, target_probs, pass_on=False)

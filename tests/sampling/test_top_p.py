@@ -5,6 +5,7 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from hf_speculative.sampling.logits_processors import Processors
+from hf_speculative.sampling.sample_method import DRAWN
 from hf_speculative.sampling.samplers import Independent
 from hf_speculative.sampling.top_p import top_k_then_p, top_p
 
@@ -81,7 +82,7 @@ def test_where_adding_in_another_order_could_matter_transformers_decides(monkeyp
 def test_draws_by_probability_and_never_what_has_none():
     probs = torch.zeros(1, 20_000, 40)
     probs[..., [7, 10, 38]] = torch.tensor([0.5, 1.0, 0.5])  # not normalised
-    sampler = Independent(None, 40, torch.Generator().manual_seed(0))
+    sampler = Independent(None, 40, torch.Generator().manual_seed(0), DRAWN)
     counts = torch.bincount(sampler.categorical(probs)[0], minlength=40)[[7, 10, 38]]
     assert counts.sum() == 20_000
     expected = torch.tensor([5_000.0, 10_000, 5_000])

@@ -106,7 +106,7 @@ def test_close_to_the_best_constant_length(name, num_tokens, num_rows, clock):
         for seed in seeds:
             if seed % 100 == 0:
                 learned, costs = None, RoundCosts(1.3 * true.draft, lambda rows: 0.05 * rows)
-            schedule = Timed(Adaptive(), costs)
+            schedule = Timed(Adaptive(), costs, int, None)
             found[seed], _ = simulate(schedule, true, [alpha] * num_rows, num_tokens, seed, clock, costs, learned)
             learned = schedule.learned
         late = [seed for seed in seeds if seed % 100 >= 4]
@@ -136,7 +136,7 @@ def test_costs_of_a_busy_machine_are_found_out(clock):
     sure = (np.diag([0.01, 0.05, 0.01, *[0.0] * len(EDGES)]) ** 2).tolist()
     costs.restore({"fits": {"1": [[0.0, 1.0, 0.05, 0.05, *[0.0] * (len(EDGES) - 1)], sure]}, "settled": {}})
     for seed in range(20):
-        schedule = Timed(Adaptive(), costs)
+        schedule = Timed(Adaptive(), costs, int, None)
         steps, lengths = simulate(schedule, Costs(0.1, 0.05), [0.9], 96, seed, clock, costs, learned)
         learned, found = schedule.learned, [*found, (steps, max(lengths))]
     assert found[0][1] == 0 and mean(steps for steps, _ in found[10:]) < 96 / 2
@@ -211,7 +211,7 @@ def timed_rounds(rounds, levels=0, firsts=()):
         plain.append(around.is_plain)
 
     known = SimpleNamespace(see=see, since_plain=lambda rows: 0 if any(plain) else math.inf, spend=lambda rows: None)
-    around = Timed(Adaptive(4), known, num_first)
+    around = Timed(Adaptive(4), known, num_first, None)
     around.begin(batch_at([0]), lambda num_rows: Costs(0.0, 0.1))
     around.schedule.num_levels = lambda batch: levels
     for passes, drafted in rounds:
@@ -236,7 +236,7 @@ def plain_rounds(num_calls, clock, settles=False, num_tokens=300):
     learned, costs, found = None, RoundCosts(0.05, lambda rows: 0.05), []
     for seed in range(num_calls):
         known, sizes = costs.settled() if settles else (costs, None)
-        schedule = Timed(Adaptive(), costs, settled=sizes)
+        schedule = Timed(Adaptive(), costs, int, sizes)
         _, lengths = simulate(schedule, Costs(0.05, 0.05), [0.9], num_tokens, seed, clock, known, learned)
         found.append(lengths[1:-2].count(0))
     return found
@@ -254,7 +254,7 @@ def test_a_machine_whose_plain_rounds_tell_nothing_has_few_of_them(clock, monkey
     monkeypatch.setattr(Costs, "steps", lambda costs, *n: own(costs, *n) * (1 + rng.randrange(2)))
     assert sum(plain_rounds(20, clock, num_tokens=128)) < 60, "of some 500"
     first = iter(range(10**6))
-    schedule = Timed(Adaptive(), RoundCosts(0.05, lambda rows: 0.05), lambda: next(first))
+    schedule = Timed(Adaptive(), RoundCosts(0.05, lambda rows: 0.05), lambda: next(first), None)
     _, lengths = simulate(schedule, Costs(0.05, 0.05), [0.9], 600, 0, clock, lambda num_rows: Costs(0.05, 0.05))
     assert 2 <= lengths[1:-2].count(0) <= 8
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hf_speculative import Draft, Rule, Verdict
+from hf_speculative.sampling.sample_method import DRAWN
 from hf_speculative.sampling.samplers import Greedy, Independent
 from hf_speculative.verification import RULES, BlockVerification, TokenVerification
 from hf_speculative.verification.residual import is_proposed, probability_of
@@ -153,7 +154,7 @@ def test_a_token_of_probability_zero_is_never_emitted(rule):
     p = torch.tensor([0.0, 0.5, 0.5]).expand(512, 3, 3)
     q = torch.tensor([0.9, 0.05, 0.05]).expand(512, 2, 3)
     draft = Draft(torch.zeros(512, 2, dtype=torch.long), q, torch.full((512,), 2))
-    verdict = rule()(draft, p, Independent(None, 3))
+    verdict = rule()(draft, p, Independent(None, 3, None, DRAWN))
     assert verdict.num_accepted.max() == 0 and verdict.next_token.min() > 0
 
 

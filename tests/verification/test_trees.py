@@ -99,7 +99,7 @@ def test_a_chain_written_as_a_tree_is_judged_as_a_chain(rule):
         num_tokens, parents = torch.arange(64) % 5, torch.arange(-1, 3).expand(64, 4)
         verdicts = []
         for shape in (None, parents):
-            sampler = Independent(None, 3, torch.Generator().manual_seed(seed))
+            sampler = Independent(None, 3, torch.Generator().manual_seed(seed), "probabilistic")
             verdicts.append(rule()(hs.Draft(tokens, draft_probs, num_tokens, shape), target_probs, sampler))
         chain, tree = verdicts
         assert chain.num_accepted.tolist() == tree.num_accepted.tolist()
