@@ -12,12 +12,7 @@ from ..drafting.source import DraftSource
 from ..hf_compat import CACHE_ARGUMENTS, is_given_by_user, pad_token
 from ..interfaces import Drafter
 from ..models import Inputs, Path, artifacts, choose, counts_itself, states_unsupported_reason, weights_of_a_pass
-from ..models.checks import OTHERWISE as OTHERWISE
-from ..models.checks import check_model as check_model
-from ..models.checks import check_type as check_type
-from ..models.checks import check_universal as check_universal
-from ..models.checks import quantised_inputs as quantised_inputs
-from ..models.checks import unwrap as unwrap
+from ..models.checks import OTHERWISE, check_model, check_type, check_universal, quantised_inputs, unwrap  # noqa: F401
 from ..models.model_state import kept_with
 from ..verification import rule_for
 from .configuration import Options

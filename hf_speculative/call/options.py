@@ -15,27 +15,12 @@ from ..drafting.nothing import Nothing
 from ..drafting.source import DraftSource
 from ..grammar.call import with_grammar
 from ..schedules import Constant
+from . import option_table as table
 from . import sources
 from .checks import check_settings, unwrap
 from .configuration import Options, SpeculativeConfig
 from .generation_settings import first_given, generation_configs, setting_of, with_settings
-from .option_table import (
-    BITWISE,
-    CONFIG,
-    CONFIGURED_SOURCES,
-    DRAFTS,
-    DRAFTS_OWN,
-    GENERATION_CONFIG,
-    HANDED_ON,
-    IN_CALL,
-    OPTIONS,
-    REFUSED,
-    ROWS,
-    SOURCES,
-    Option,
-    checked,
-    unknown_reason,
-)
+from .option_table import HANDED_ON, IN_CALL, OPTIONS, REFUSED, ROWS, Option, checked
 from .option_types import shown
 
 DEFAULT_NUM_DRAFT_TOKENS = 5
@@ -78,7 +63,7 @@ class _Call:
     def source(self, name: str, configs: Iterable[GenerationConfig]) -> Any:
         """The source of drafts that the call or `configs` ask for; `None` if they ask for none."""
         value = first_given(self.given.get(name), getattr(self.config, name, None))
-        if value is None and name in CONFIGURED_SOURCES:
+        if value is None and name in table.CONFIGURED_SOURCES:
             value = configured(name, configs)
         value = checked(name, value)
         return None if value is False else value
@@ -90,7 +75,7 @@ class _Call:
 
     def settings(self) -> SpeculativeConfig:
         """Settings of the call: keywords with a field in `SpeculativeConfig`, then its own config."""
-        own = {name: value for name, value in self.given.items() if CONFIG in ROWS[name].places}
+        own = {name: value for name, value in self.given.items() if table.CONFIG in ROWS[name].places}
         return SpeculativeConfig(**own).over(self.config)
 
     def refuse(self, names: Iterable[str], why: str) -> None:
@@ -136,7 +121,7 @@ def read_options(model, kwargs: dict, attached_draft, attached_config: Speculati
     call = _Call(model, kwargs)
     argument, value, attached = _source(call, kwargs, attached_draft, attached_config)
     if argument is None:
-        is_bitwise = call.settings().over(attached_config).reproducible == BITWISE
+        is_bitwise = call.settings().over(attached_config).reproducible == table.BITWISE
         refused = [option.name for option in OPTIONS if option.without_draft == REFUSED and not option.is_source]
         kept = OF_PASSES if is_bitwise else ()
         call.refuse([n for n in refused if n not in kept], "without a draft: give `draft_model=`, or leave it out")
@@ -155,8 +140,8 @@ def read_options(model, kwargs: dict, attached_draft, attached_config: Speculati
     target, grammar = unwrap(model, "model"), call.given.get("grammar")
     generate_kwargs = with_grammar(target, _for_transformers(model, kwargs, call), grammar, config.tokenizer)
     draft = load(value, model) if argument == "draft_model" else None
-    drafts_own = getattr(DRAFTS.split(draft)[0], "generation_config", None)
-    levels = {GENERATION_CONFIG: call.configs, DRAFTS_OWN: [] if drafts_own is None else [drafts_own]}
+    drafts_own = getattr(table.DRAFTS.split(draft)[0], "generation_config", None)
+    levels = {table.GENERATION_CONFIG: call.configs, table.DRAFTS_OWN: [] if drafts_own is None else [drafts_own]}
     values = {option.name: _value(option, config, call.given, levels) for option in OPTIONS if not option.is_source}
     in_call = frozenset(call.said)
     source = sources.source_of(argument, first_given(draft, value), values | {"in_call": in_call})
@@ -192,7 +177,7 @@ def _source(
     `None` as the keyword if there is no source.
     """
     own_configs = [config for config in call.configs if config is kwargs.get("generation_config")]
-    named = {name: value for name in SOURCES if (value := call.source(name, own_configs)) is not None}
+    named = {name: value for name in table.SOURCES if (value := call.source(name, own_configs)) is not None}
     if len(named) > 1:
         raise ValueError(f"{' and '.join(f'`{n}`' for n in named)} are two sources of drafts for one call: give one.")
     if named:
@@ -204,7 +189,7 @@ def _source(
         return None, None, SpeculativeConfig()
     if attached_draft is not None:
         return "draft_model", attached_draft, attached
-    found = {name: call.source(name, call.configs) for name in CONFIGURED_SOURCES}
+    found = {name: call.source(name, call.configs) for name in table.CONFIGURED_SOURCES}
     default = ("draft_model", "auto") if call.given.get("grammar") is not None else (None, None)
     return *next(((name, value) for name, value in found.items() if value is not None), default), attached
 
@@ -238,7 +223,7 @@ def _value(option: Option, config: SpeculativeConfig, given: dict, levels: dict[
 
 def _for_transformers(model, kwargs: dict[str, Any], call: _Call) -> dict[str, Any]:
     """The keywords for transformers' `generate`, without those handled here, which would switch it to another mode."""
-    own = [name for name, option in ROWS.items() if GENERATION_CONFIG in option.places]
+    own = [name for name, option in ROWS.items() if table.GENERATION_CONFIG in option.places]
     said = [name for name in own if any(getattr(config, name, None) is not None for config in call.configs)]
     hidden: dict[str, Any] = dict.fromkeys(said)
     given = kwargs.get("generation_config")
@@ -255,7 +240,7 @@ def check_names(model, names: Iterable[str]) -> None:
     """
     config = GenerationConfig()
     for name in names:
-        reason = None if name in IN_CALL or hasattr(config, name) else unknown_reason(name)
+        reason = None if name in IN_CALL or hasattr(config, name) else table.unknown_reason(name)
         functions = (type(model).generate, model.prepare_inputs_for_generation, model.forward)
         if reason and not any(name in inspect.signature(function).parameters for function in functions):
             raise TypeError(reason)
@@ -270,4 +255,4 @@ def plain_kwargs(model, kwargs: dict[str, Any], attached: SpeculativeConfig | No
     plain = with_grammar(unwrap(model, "model"), plain, grammar, plain.get("tokenizer"))
     configs = generation_configs(model, kwargs)
     # `draft_model=None` asks for plain decoding, whatever the generation_config names.
-    return plain | {name: None for name in CONFIGURED_SOURCES if configured(name, configs) is not None}
+    return plain | {name: None for name in table.CONFIGURED_SOURCES if configured(name, configs) is not None}

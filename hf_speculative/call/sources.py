@@ -3,6 +3,7 @@
 from dataclasses import fields
 from typing import Any, cast
 
+from ..drafting import texts
 from ..drafting.dflash import DFlashSource, DSparkSource
 from ..drafting.draft_model import DraftModelSource
 from ..drafting.eagle3 import Eagle3Source, PEagleSource
@@ -11,16 +12,6 @@ from ..drafting.gemma4_assistant import Gemma4AssistantSource
 from ..drafting.hybrid import HybridSource
 from ..drafting.mtp import MtpHeadSource, MtpSource
 from ..drafting.source import DraftSource, OwnDrafterSource
-from ..drafting.texts import (
-    AutoSource,
-    GrammarSource,
-    GuessingSource,
-    NgramSource,
-    PromptLookupSource,
-    RecyclingSource,
-    SeveralSource,
-    SuffixSource,
-)
 from ..names import AND
 from .option_table import CONFIG, CONFIGURED_SOURCES, DRAFTS, OPTIONS, REFUSED, checked
 
@@ -34,13 +25,13 @@ SOURCES: tuple[type[DraftSource], ...] = (
     MtpHeadSource,
     DraftModelSource,
     EarlyExitSource,
-    PromptLookupSource,
-    NgramSource,
+    texts.PromptLookupSource,
+    texts.NgramSource,
     MtpSource,
-    SuffixSource,
-    RecyclingSource,
-    AutoSource,
-    GrammarSource,
+    texts.SuffixSource,
+    texts.RecyclingSource,
+    texts.AutoSource,
+    texts.GrammarSource,
     OwnDrafterSource,
 )
 
@@ -59,11 +50,11 @@ def source_of(argument: str, value, options: dict[str, Any] | None = None) -> Dr
         return _one_source_of(argument, value, options)
     drafter, methods = DRAFTS.split(value)
     guessing = [_one_source_of(argument, name, options) for name in methods.split(AND)] if methods else []
-    guesses = SeveralSource(guessing) if len(guessing) > 1 else next(iter(guessing), None)
+    guesses = texts.SeveralSource(guessing) if len(guessing) > 1 else next(iter(guessing), None)
     if drafter is None:
         return cast(DraftSource, guesses)
     own = drafter if isinstance(drafter, DraftSource) else _one_source_of(argument, drafter, options)
-    return own if guesses is None else HybridSource(cast(GuessingSource, guesses), own)
+    return own if guesses is None else HybridSource(cast(texts.GuessingSource, guesses), own)
 
 
 def with_guesses(source: DraftSource, has_grammar: bool, is_free: bool) -> DraftSource:
@@ -75,13 +66,13 @@ def with_guesses(source: DraftSource, has_grammar: bool, is_free: bool) -> Draft
     Raises:
         ValueError: there is no grammar, and nothing else was asked for.
     """
-    if not has_grammar and isinstance(source, GrammarSource):
+    if not has_grammar and isinstance(source, texts.GrammarSource):
         raise ValueError("`draft_model='grammar'` drafts what a grammar forces: give `grammar=` as well.")
-    if source.parts or isinstance(source, GuessingSource):  # guesses heed the grammar anyway
+    if source.parts or isinstance(source, texts.GuessingSource):  # guesses heed the grammar anyway
         return source
     if is_free and source.takes_guesses:
-        return HybridSource(AutoSource(AutoSource.method), source)
-    return HybridSource(GrammarSource(GrammarSource.method), source) if has_grammar else source
+        return HybridSource(texts.AutoSource(texts.AutoSource.method), source)
+    return HybridSource(texts.GrammarSource(texts.GrammarSource.method), source) if has_grammar else source
 
 
 def _one_source_of(argument: str, value, options: dict[str, Any] | None) -> Any:

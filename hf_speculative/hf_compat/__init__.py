@@ -11,20 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map as tree_map
-from torch.utils._pytree import tree_map_only as tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import LinearAttentionLayer as LinearAttentionLayer
-from transformers.generation import logits_process as logits_process
-from transformers.generation.continuous_batching.continuous_api import ContinuousMixin as ContinuousMixin
-from transformers.generation.continuous_batching.requests import GenerationOutput as GenerationOutput
-from transformers.generation.continuous_batching.requests import RequestStatus as RequestStatus
+from transformers.cache_utils import LinearAttentionLayer
+from transformers.generation import logits_process
+from transformers.generation.continuous_batching.continuous_api import ContinuousMixin
+from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
 from transformers.generation.utils import ALL_CACHE_NAMES
-from transformers.initialization import no_init_weights as no_init_weights
-from transformers.integrations.sdpa_attention import sdpa_attention_forward as sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask as sdpa_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as ALL_ATTENTION_FUNCTIONS
-from transformers.utils import output_capturing as output_capturing
+from transformers.initialization import no_init_weights
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import output_capturing
 
 #: a context without modes of torch's dispatcher, such as fake tensors
 without_modes = _disable_current_modes
