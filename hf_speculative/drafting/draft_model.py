@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import models
+from ..forwarding import Forwarded
 from ..interfaces import CachedModel, Drafter, Sampler, Schedule
 from ..models.execution import multimodal_model, ragged_model
 from ..tokenizers.alignment import LOOKBEHIND, Translation
@@ -31,6 +32,7 @@ class DraftModel(ModelDrafter, AutoregressiveDrafter):
     """Drafts with a causal language model and a cache of its own."""
 
     skips_steps = True
+    scores_levels = Forwarded("model", "takes_trees")  # type: ignore[assignment]
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         num_tokens = self.limit(batch, num_tokens)
@@ -53,10 +55,6 @@ class DraftModel(ModelDrafter, AutoregressiveDrafter):
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         return self.model.logits(batch, ahead=ahead, num_last=1)[:, 0]
-
-    @property
-    def scores_levels(self) -> bool:  # type: ignore[override]
-        return self.model.takes_trees
 
     def level(self, batch: Batch, num_nodes: int, width: int) -> Tensor:
         return self.model.logits(batch, ahead=num_nodes, num_last=width)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..forwarding import Forwarded
 from ..heads.eagle3 import Eagle3Model
 from ..interfaces import Drafter, Sampler
 from ..models import AttentionLayers, CompiledPass, Nodes, fed_slots, nodes_of, num_logits, pool, with_folded_attention
@@ -172,9 +173,7 @@ class Eagle3(HeadDrafter):
 class PEagle(Eagle3):
     """A head that was trained to guess several places ahead in one pass: what is not known there is one state and one token."""
 
-    @property
-    def most_tokens(self) -> int:  # type: ignore[override]
-        return self.config.num_depths
+    most_tokens = Forwarded("config", "num_depths")  # type: ignore[assignment]
 
     def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> None:
         return None  # one pass as it is

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..forwarding import Forwarded
 from ..interfaces import CachedModel, Drafter
 from ..models import EarlyExitModel, fits_early_exit
 from ..models.checks import OTHERWISE
@@ -22,12 +23,10 @@ class EarlyExit(AutoregressiveDrafter):
         target: the target in two halves.
     """
 
+    num_forwards = Forwarded("target", "num_draft_forwards")  # type: ignore[assignment]
+
     def __init__(self, target: EarlyExitModel):
         self.target = target
-
-    @property
-    def num_forwards(self) -> int:
-        return self.target.num_draft_forwards
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         return self.target.exit_logits(batch, ahead)

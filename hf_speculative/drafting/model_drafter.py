@@ -1,5 +1,6 @@
 """Base classes of drafters that run a draft model with a cache of its own."""
 
+from ..forwarding import Forwarded
 from ..interfaces import CachedModel, Drafter, Sampler
 from ..tokenizers.alignment import Translation
 from ..tokenizers.transcript import Transcript
@@ -16,16 +17,11 @@ class ModelDrafter(Drafter):
         max_positions: the longest sequence the draft can take; a batch with a longer row is decoded plainly.
     """
 
+    num_forwards = Forwarded("model", "num_forwards")  # type: ignore[assignment]
+    keeps_rows_together = Forwarded("model", "keeps_rows_together")  # type: ignore[assignment]
+
     def __init__(self, model: CachedModel, max_positions: int | None = None):
         self.model, self.max_positions = model, max_positions
-
-    @property
-    def num_forwards(self) -> int:
-        return self.model.num_forwards
-
-    @property
-    def keeps_rows_together(self) -> bool:
-        return self.model.keeps_rows_together
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         self.model.reset()

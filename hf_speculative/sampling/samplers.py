@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..forwarding import Forwarded
 from ..interfaces import Sampler
 from ..types import Batch, Tree
 from .draws import exponential_race, inverse_transform, race_of_possible
@@ -35,12 +36,10 @@ class ProcessedSampler(Sampler):
         vocab_size: width of the target's logits.
     """
 
+    takes_trees = Forwarded("processors", "takes_trees")  # type: ignore[assignment]
+
     def __init__(self, processors: Processors, vocab_size: int):
         self.processors, self.vocab_size = processors, vocab_size
-
-    @property
-    def takes_trees(self) -> bool:  # type: ignore[override]
-        return self.processors.takes_trees
 
     @property
     def drafts_trees(self) -> bool:  # type: ignore[override]
