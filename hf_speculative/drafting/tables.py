@@ -75,25 +75,22 @@ def holds_tables(folder: str | Path) -> bool:
     return (Path(folder) / SUCCESSORS).is_file()
 
 
-@dataclass(frozen=True, eq=False)
 class TablesSource(GuessingSource):
-    """Recycling and copies, as `draft_model="auto"` has them, that begin with tables."""
-
-    tables: Tables
+    """Recycling and copies, as `draft_model="auto"` has them, that begin with the `Tables` given."""
 
     method = name = "tables"
 
     def check(self, model: PreTrainedModel) -> None:
         size = num_logits(model)
-        if len(self.tables.successors) != size:
+        if len(self.given.successors) != size:
             raise ValueError(
-                f"`draft_model`: these tables are of a vocabulary of {len(self.tables.successors)} tokens, and the target's "
+                f"`draft_model`: these tables are of a vocabulary of {len(self.given.successors)} tokens, and the target's "
                 f"has {size}: make tables of this target, `hf-speculative train TARGET --head tables`."
             )
-        self.tables.store.check_vocabulary(size)
+        self.given.store.check_vocabulary(size)
 
     def proposers(self, model: PreTrainedModel) -> list[Proposer]:
-        recycling = kept_with(model).setdefault((TablesSource, self.tables), Recycling())
+        recycling = kept_with(model).setdefault((TablesSource, self.given), Recycling())
         if not len(recycling.table):
-            recycling.table = self.tables.successors.copy()
-        return [recycling, PromptSuffix(), CorpusSuffix(self.tables.store, learns=False)]
+            recycling.table = self.given.successors.copy()
+        return [recycling, PromptSuffix(), CorpusSuffix(self.given.store, learns=False)]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -30,8 +30,11 @@ MAX_FACTOR, MIN_SHARE = 1.0, 0.1
 UNBOUNDED = 2**31 - 1
 
 
+@dataclass(frozen=True, eq=False)
 class GuessingSource(DraftSource):
     """Guesses that cost no pass, grown to trees. What is learned about them is kept with the model."""
+
+    given: Any
 
     most_tokens, ends_early = 64, False
 
@@ -60,7 +63,6 @@ class GuessingSource(DraftSource):
 class TextSource(GuessingSource):
     """Copies from the row's own text, and from a corpus or answers that are kept."""
 
-    given: str
     corpus: Corpus | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
     suffix_decoding_max_cached_requests: int | None = None
@@ -112,10 +114,7 @@ class TextSource(GuessingSource):
         return store
 
 
-@dataclass(frozen=True)
 class RecyclingSource(GuessingSource):
-    given: str
-
     method = "recycling"
 
     def proposers(self, model: PreTrainedModel) -> list[Proposer]:
@@ -154,9 +153,8 @@ class AutoSource(TextSource):
         return [recycling_of(model), *self.copies(model)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NgramSource(GuessingSource):
-    given: str
     max_matching_ngram_size: int = 3
 
     method = "ngram"
@@ -166,8 +164,6 @@ class NgramSource(GuessingSource):
 
 
 class PromptLookupSource(NgramSource):
-    given: int  # type: ignore[assignment]
-
     argument = "prompt_lookup_num_tokens"
     tried = (10,)
 
@@ -176,10 +172,7 @@ class PromptLookupSource(NgramSource):
         return self.given
 
 
-@dataclass(frozen=True)
 class GrammarSource(GuessingSource):
-    given: str
-
     method = "grammar"
 
     def proposers(self, model: PreTrainedModel) -> list[Proposer]:
@@ -187,22 +180,22 @@ class GrammarSource(GuessingSource):
 
 
 class SeveralSource(GuessingSource):
-    """All that its `sources` guess, each guess by its chance."""
+    """All that the sources `given` guess, each guess by its chance."""
 
-    def __init__(self, sources: Sequence[GuessingSource]):
-        self.sources = tuple(sources)
-        self.method = AND.join(source.method for source in sources)  # type: ignore[misc]
+    @property
+    def method(self) -> str:  # type: ignore[override]
+        return AND.join(source.method for source in self.given)
 
     @property
     def name(self) -> str:
         return f"draft_model={self.method!r}"
 
     def options(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(dict.fromkeys(name for source in self.sources for name in source.options()))
+        return tuple(dict.fromkeys(name for source in self.given for name in source.options()))
 
     def check(self, model: PreTrainedModel) -> None:
-        for source in self.sources:
+        for source in self.given:
             source.check(model)
 
     def proposers(self, model: PreTrainedModel) -> list[Proposer]:
-        return [proposer for source in self.sources for proposer in source.proposers(model)]
+        return [proposer for source in self.given for proposer in source.proposers(model)]

@@ -55,7 +55,7 @@ def test_methods_in_any_order_are_one_source(given, target):
     assert [type(proposer) for proposer in source.proposers(target)] == [PromptSuffix, CorpusSuffix, Recycling]
     assert "corpus" in source.options()
     assert checked("draft_model", given) == "suffix+recycling"
-    assert type(sources.source_of("draft_model", ["ngram"])) is sources.NgramSource
+    assert type(sources.source_of("draft_model", ["ngram"])) is sources.texts.NgramSource
 
 
 def test_a_model_and_methods_are_one_source(target, draft):
