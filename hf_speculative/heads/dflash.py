@@ -95,7 +95,7 @@ class DFlashHeadConfig(MuseGlimmerAssistantConfig):
     vocab_size: int = 128256
     draft_vocab_size: int = 128256
     sample_from_anchor: bool = False
-    causal_layer_types: list[str] | None = None
+    causal_layer_types: list[str] | tuple[str, ...] = ()
     window_from_anchor: bool = False
     input_embedding_scale: float = 1.0
     output_multiplier: float = 1.0
@@ -108,11 +108,6 @@ class DFlashHeadConfig(MuseGlimmerAssistantConfig):
     markov_head_type: str = "vanilla"
     enable_confidence_head: bool = False
     confidence_head_with_markov: bool = False
-
-    def __post_init__(self, **kwargs):
-        if self.causal_layer_types is None:
-            self.causal_layer_types = []
-        super().__post_init__(**kwargs)
 
     @property
     def has_own_ids(self) -> bool:

@@ -19,7 +19,6 @@ class SpeculatorsConfig(PreTrainedConfig):
 
     Attributes:
         layers_by_default: the type of the layers where their config does not say it, as in speculators.
-        published_fields: how they are written beside that.
     """
 
     model_type = "speculators"
@@ -40,10 +39,6 @@ class SpeculatorsConfig(PreTrainedConfig):
             self.speculators_config = speculators_config(self.speculators_model_type)
         super().__post_init__(**kwargs)
 
-    @property
-    def published_fields(self) -> dict[str, Any]:
-        raise NotImplementedError
-
     def get_text_config(self, decoder=None, encoder=None) -> PreTrainedConfig:
         return self.transformer_layer_config
 
@@ -57,7 +52,7 @@ class SpeculatorsConfig(PreTrainedConfig):
     def _published(self, fields: dict[str, Any]) -> dict[str, Any]:
         """As speculators writes them: without a `model_type`, which AutoConfig would not know."""
         fields.pop("model_type", None)
-        return fields | self.published_fields
+        return fields
 
 
 class Eagle3Config(SpeculatorsConfig):
@@ -141,10 +136,9 @@ class Eagle3Config(SpeculatorsConfig):
         """The indices of `hidden_states` to read, of a target with `num_layers` layers."""
         return tuple(self.eagle_aux_hidden_state_layer_ids or default_layers(num_layers))
 
-    @property
-    def published_fields(self) -> dict[str, Any]:
+    def _published(self, fields: dict[str, Any]) -> dict[str, Any]:
         kind = "PEagleDraftModel" if self.is_parallel else "Eagle3DraftModel"
-        return {"architectures": [kind], "tie_word_embeddings": False}
+        return super()._published(fields) | {"architectures": [kind], "tie_word_embeddings": False}
 
 
 def speculators_config(algorithm: str, num_draft_tokens: int | None = None, target: Any = None) -> dict[str, Any]:

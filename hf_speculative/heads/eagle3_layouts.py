@@ -56,7 +56,7 @@ class SpeculatorsEagle3Layout(Eagle3Layout):
     speculators_types = ("eagle3", "peagle")
 
     def config(self) -> Eagle3Config:
-        names = {_renamed(name) for name in self.files.tensor_names}
+        names = {_renamed(name) for name in self.files.tensors}
         return Eagle3Config(**self.files.settings | {"has_embed_tokens": "embed_tokens.weight" in names})
 
 
@@ -75,10 +75,10 @@ class EagleLayout(Eagle3Layout):
         architectures = set(files.fields.get("architectures") or ())
         if architectures.isdisjoint(EAGLE_ARCHITECTURES) and files.fields.keys().isdisjoint(EAGLE_FIELDS):
             return False
-        return "layers.0.hidden_norm.weight" in {_renamed(name) for name in files.tensor_names}
+        return "layers.0.hidden_norm.weight" in {_renamed(name) for name in files.tensors}
 
     def config(self) -> Eagle3Config:
-        fields, names = self.files.fields, {_renamed(name) for name in self.files.tensor_names}
+        fields, names = self.files.fields, {_renamed(name) for name in self.files.tensors}
         own = fields.get("eagle_config") or {}
         layers = {name: fields[name] for name in (*LAYER_FIELDS, *ROPE_FIELDS) if fields.get(name) is not None}
         kind = "qwen3" if "layers.0.self_attn.q_norm.weight" in names else "llama"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedConfig
@@ -62,19 +61,8 @@ class HeadFiles:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors by their name in the files, on the CPU."""
+        """All tensors by their name in the files, on the CPU; those of safetensors are read when they are used."""
         return {name: tensor for path in self.weights for name, tensor in _read(path).items()}
-
-    @cached_property
-    def tensor_names(self) -> frozenset[str]:
-        """Names of the tensors, of safetensors by their header alone."""
-        if not all(path.endswith(".safetensors") for path in self.weights):
-            return frozenset(self.tensors)
-        names: set[str] = set()
-        for path in self.weights:
-            with safe_open(path, "pt") as file:
-                names.update(file.keys())
-        return frozenset(names)
 
     def _path(self, file: str) -> str | None:
         return cached_file(self.name, file, _raise_exceptions_for_missing_entries=False, **self.places)

@@ -46,9 +46,9 @@ class MtpHeadConfig(SpeculatorsConfig):
             config.layer_types = ["full_attention"]
         return config
 
-    @property
-    def published_fields(self) -> dict[str, Any]:
-        return {"architectures": ["MTPDraftModel"], "speculators_model_type": "mtp", "num_nextn_predict_layers": 1}
+    def _published(self, fields: dict[str, Any]) -> dict[str, Any]:
+        own = {"architectures": ["MTPDraftModel"], "speculators_model_type": "mtp", "num_nextn_predict_layers": 1}
+        return super()._published(fields) | own
 
 
 class MtpHead(PreTrainedModel):

@@ -20,7 +20,7 @@ def test_tensors_of_one_file(tmp_path):
     config(tmp_path)
     save_file(TENSORS, tmp_path / "model.safetensors")
     files = HeadFiles.of(tmp_path, {"revision": "main", "dtype": torch.float32})
-    assert files.tensor_names == TENSORS.keys() and files.places == {"revision": "main"}
+    assert files.tensors.keys() == TENSORS.keys() and files.places == {"revision": "main"}
     assert all(files.tensors[name].equal(tensor) for name, tensor in TENSORS.items())
 
 
@@ -32,7 +32,7 @@ def test_tensors_of_shards(tmp_path):
     with pytest.raises(ValueError, match="no model-00002-of-00002"):
         HeadFiles.of(tmp_path, {}).tensors  # noqa: B018
     save_file({"d2t": TENSORS["d2t"]}, tmp_path / names["d2t"])
-    assert HeadFiles.of(tmp_path, {}).tensors.keys() == TENSORS.keys() == HeadFiles.of(tmp_path, {}).tensor_names
+    assert HeadFiles.of(tmp_path, {}).tensors.keys() == TENSORS.keys()
 
 
 def test_a_pickle_is_read_without_running_it(tmp_path):
@@ -44,7 +44,7 @@ def test_a_pickle_is_read_without_running_it(tmp_path):
     with pytest.raises(ValueError, match="has neither"):
         HeadFiles.of(tmp_path, {}).tensors  # noqa: B018
     torch.save(TENSORS, tmp_path / "pytorch_model.bin")
-    assert HeadFiles.of(tmp_path, {}).tensor_names == TENSORS.keys()
+    assert HeadFiles.of(tmp_path, {}).tensors.keys() == TENSORS.keys()
     torch.save({"fc.weight": Trap()}, tmp_path / "pytorch_model.bin")
     with pytest.raises(Exception, match="Weights only load failed"):
         HeadFiles.of(tmp_path, {}).tensors  # noqa: B018
