@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
+from typing import Any
 
 #: weights, in guesses, of the prior of a kind, and of the rate of all rows as the prior of a row
 PRIOR_WEIGHT, ROW_WEIGHT = 4.0, 8.0
@@ -17,7 +18,7 @@ class Chances:
         of_all: what is known already, and goes on to be learned: right guesses and guesses of each kind.
     """
 
-    def __init__(self, prior: Callable[[Hashable], float], of_all: dict[Hashable, list[float]]):
+    def __init__(self, prior: Callable[[Any], float], of_all: dict[Hashable, list[float]]):
         self.prior, self.of_all = prior, of_all
         self.of_row: dict[int, dict[Hashable, list[float]]] = defaultdict(dict)
 

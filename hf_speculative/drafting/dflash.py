@@ -38,17 +38,14 @@ class DFlash(HeadDrafter):
     def __init__(self, model: PreTrainedModel, target_model: PreTrainedModel):
         self.model = with_folded_attention(model)
         self.block, self.num_layers = Block.of(model.config), model.config.num_hidden_layers
-        self.hidden_layers, self.device = self.block.hidden_layers, model.device
-        self.attention = AttentionLayers(model)
+        self.hidden_layers, self.most_tokens = self.block.hidden_layers, self.block.max_draft_tokens
+        self.attention, self.device = AttentionLayers(model), model.device
         self.head = model.get_output_embeddings() or target_model.get_output_embeddings()
         self.embed = raw_embedding(target_model.get_input_embeddings())
         # transformers' own class has none of these.
         self.chain = getattr(model, "chain", None)
         self.estimate = model.confidence if getattr(model.config, "enable_confidence_head", False) else None
         self.over_target = getattr(model, "over_target", lambda logits: logits)
-
-    def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
-        return [min(n, self.block.max_draft_tokens) for n in num_tokens]
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         if ahead == 0:

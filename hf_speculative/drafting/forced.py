@@ -45,8 +45,9 @@ class ForcedTokens(Proposer):
     def follow(self, place: Path, token: int) -> Path:
         return place._replace(tokens=(*place.tokens, token), forced=())
 
-    def allows(self, place: Path, token: int) -> bool:
-        return place.guide.allows(place.text, place.tokens, token)
+    def allows(self, place: Path | None, token: int) -> bool:
+        """Whether the target may choose this token after a place, whoever guesses it."""
+        return place is None or place.guide.allows(place.text, place.tokens, token)
 
     def prior(self, kind: Kind) -> float:
         return PRIOR

@@ -41,15 +41,9 @@ class Mtp(HeadDrafter):
         # transformers' own masks are for rows of one length.
         self.heads.create_masks_for_mtp_layer = self._masks
         self.attention = AttentionLayers(heads)
-        self.num_layers, self.device = len(heads.layers), next(heads.layers.parameters()).device
-
-    @property
-    def most_tokens(self) -> int:  # type: ignore[override]
-        return self.num_layers
-
-    @property
-    def unseen(self) -> tuple[int, ...]:  # type: ignore[override]
-        return (0,) * self.num_layers
+        self.device = next(heads.layers.parameters()).device
+        self.most_tokens = self.num_layers = len(heads.layers)
+        self.unseen = (0,) * self.num_layers
 
     def _begin_round(self, batch: Batch) -> None:
         # A layer needs what the one before it gave in the same pass, so all start where the last of them has to.
@@ -105,8 +99,9 @@ class RecursiveMtp(Mtp):
         self.head = with_folded_attention(head)
         self.embed = raw_embedding(target_model.get_input_embeddings())
         self.output = target_model.get_output_embeddings()
-        self.attention, self.num_layers = AttentionLayers(head), head.config.max_draft_tokens
-        self.device = head.device
+        self.attention, self.device = AttentionLayers(head), head.device
+        self.most_tokens = self.num_layers = head.config.max_draft_tokens
+        self.unseen = (0,) * self.num_layers
 
     def run(self, depth: int, ids: Tensor) -> Tensor:
         masks = self.masks

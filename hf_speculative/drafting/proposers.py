@@ -1,8 +1,8 @@
 """Proposers, which guess how a text goes on without a draft model; a `TreeDrafter` grows trees of their guesses."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from .suffix.growing import GrowingText
 from .suffix.store import SuffixStore
 
 #: what a guess rests on: guesses of one kind are right equally often, as far as is known
-Kind = Hashable
+Kind: TypeAlias = Any
 #: a kind of guess, the token, and the place after it
 Child = tuple[Kind, int, Any]
 
@@ -47,10 +47,6 @@ class Proposer:
     def follow(self, place, token: int) -> Any:
         """The place after a token that another proposer has guessed."""
         return None
-
-    def allows(self, place, token: int) -> bool:
-        """Whether the target may choose this token after a place; guesses of others included."""
-        return True
 
     def prior(self, kind: Kind) -> float:
         """How often a guess of this kind is right, as long as none was seen."""
@@ -96,7 +92,6 @@ class Recycling(Proposer):
         return [(rank, token, token) for rank, token in enumerate(self.table[place].tolist()) if token >= 0]
 
     def prior(self, kind: Kind) -> float:
-        assert isinstance(kind, int)
         return RANK_PRIORS[kind]
 
     def observe(self, tokens: list[int], successors: np.ndarray) -> None:
@@ -161,7 +156,6 @@ class SuffixProposer(Proposer):
         return Match(continuations, range(len(continuations)), length) if length else None
 
     def prior(self, kind: Kind) -> float:
-        assert isinstance(kind, tuple)
         long, _, quarters = kind
         return MATCH_PRIORS[long - 1] * (quarters + 0.5) / 4.5
 

@@ -13,7 +13,7 @@ from ..types import Batch, Draft, Nodes, read_later
 from .chances import Chances
 from .forced import ForcedTokens
 from .nodes import draft_of
-from .proposers import Proposer
+from .proposers import Kind, Proposer
 
 
 @dataclass
@@ -52,8 +52,7 @@ class TreeDrafter(Drafter):
         self.num_successors = max(proposer.num_successors for proposer in self.proposers)
         self.chances = Chances(self._prior, {} if learned is None else learned)
 
-    def _prior(self, kinds: Hashable) -> float:
-        assert isinstance(kinds, tuple)
+    def _prior(self, kinds: tuple[Kind, ...]) -> float:
         pairs = zip(self.proposers, kinds, strict=True)
         return max(proposer.prior(kind) for proposer, kind in pairs if kind is not None)
 
@@ -158,16 +157,12 @@ class TreeDrafter(Drafter):
             if place is None:
                 continue
             for kind, token, next_place in proposer.children(place):
-                if not 0 <= token < self.vocab_size or not self._is_allowed(places, token):
+                if not 0 <= token < self.vocab_size or not self.forced.allows(places[-1], token):
                     continue
                 if token not in kinds:
                     kinds[token], after[token] = [None] * len(places), (places, {})
                 kinds[token][i], after[token][1][i] = kind, next_place
         return {token: tuple(kind) for token, kind in kinds.items()}, after
-
-    def _is_allowed(self, places: list, token: int) -> bool:
-        pairs = zip(self.proposers, places, strict=True)
-        return all(place is None or proposer.allows(place, token) for proposer, place in pairs)
 
     def _places_after(self, after: tuple[list, dict[int, object]], token: int) -> list:
         places, known = after
