@@ -19,16 +19,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from .batches import AttachedBatch, plain_manager
 from .call import checks
-from .call.attached import (
-    Attached,
-    attached_to,
-    bind,
-    decode,
-    goes_on_plainly,
-    own_generate,
-    plain_generate_of,
-    use_kernel_of,
-)
+from .call.attached import Attached, attached_to, decode, own_generate, plain_generate_of, plain_model, use_kernel_of
 from .call.configuration import SpeculativeConfig
 from .call.decoding import SpeculativeDecoding
 from .call.option_table import CALL, DRAFTS, documented
@@ -74,8 +65,7 @@ def generate(model: PreTrainedModel, inputs: Tensor | None = None, **kwargs) -> 
     wrapped = getattr(model, "get_base_model", lambda: model)()  # what was attached to it before a LoRA went around it
     if any(isinstance(own_generate(one), Attached) for one in (model, wrapped)):
         return model.generate(*args, **kwargs)
-    plain_generate = plain_generate_of(model)
-    return decode(model, plain_generate, bind(plain_generate, args, kwargs))
+    return decode(model, plain_generate_of(model), args, kwargs)
 
 
 def generate_rounds(model, **generate_kwargs) -> Generator[tuple[Round, Statistics], None, Tensor]:
@@ -108,7 +98,7 @@ class SpeculativeGenerationMixin:
         """`hf_speculative.generate` as a method; without a draft, what the next class in line does."""
         if kwargs.get("custom_generate") is not None:
             return super().generate(*args, **kwargs)  # type: ignore[misc]
-        return decode(self, super().generate, bind(super().generate, args, kwargs))  # type: ignore[misc]
+        return decode(self, super().generate, args, kwargs)  # type: ignore[misc]
 
 
 def attach(
@@ -212,11 +202,9 @@ def _patched(original):
     @functools.wraps(original)
     def generate(self, *args, **kwargs):
         patches = _patches[-1:]  # at once, since other threads may undo theirs
-        if kwargs.get("custom_generate") is not None or not patches or goes_on_plainly.get() is self:
+        if kwargs.get("custom_generate") is not None or not patches or plain_model.get() is self:
             return original(self, *args, **kwargs)
-        plain_generate = original.__get__(self)
-        kwargs = bind(plain_generate, args, kwargs)
-        return decode(self, plain_generate, kwargs, patches[0].draft_model, patches[0].config)
+        return decode(self, original.__get__(self), args, kwargs, patches[0].draft_model, patches[0].config)
 
     return generate
 

@@ -76,8 +76,7 @@ class Attached:
             if not isinstance(given, (str, SpeculativeDecoding)):  # ours: a repository's, and under `torch.compile`
                 warnings.warn("nothing is drafted in this call: its `custom_generate` decodes it.", stacklevel=2)
             return self.plain_generate(*args, **kwargs)
-        kwargs = bind(self.plain_generate, args, kwargs)
-        return decode(self.model, self.plain_generate, kwargs, self.draft_model, self.config)
+        return decode(self.model, self.plain_generate, args, kwargs, self.draft_model, self.config)
 
 
 def plain_generate_of(model):
@@ -88,9 +87,16 @@ def plain_generate_of(model):
     return type(model).generate.__get__(model) if is_custom or isinstance(own, Attached) else model.generate
 
 
-def decode(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, attached_config=None):
-    """Decode one call through transformers' hook; by transformers alone if nothing asks for a draft or compiled passes."""
-    options, kwargs = checked(model, plain_generate, kwargs, attached_draft, attached_config)
+def decode(model, plain_generate, args: tuple, kwargs: dict[str, Any], attached_draft=None, attached_config=None):
+    """Decode one call through transformers' hook; by transformers alone if nothing asks for a draft or compiled passes.
+
+    Args:
+        args, kwargs: of the model's own `generate`.
+    """
+    positional = inspect.signature(plain_generate).bind_partial(*args).arguments
+    if twice := positional.keys() & kwargs.keys():
+        raise TypeError(f"generate got multiple values for {', '.join(sorted(twice))}")
+    options, kwargs = checked(model, plain_generate, positional | kwargs, attached_draft, attached_config)
     prepared, is_plain = kwargs, options is None
     if options is None:
         options, prepared = on_own_passes(model, plain_generate, kwargs, attached_config)
@@ -108,20 +114,12 @@ def decode(model, plain_generate, kwargs: dict[str, Any], attached_draft=None, a
 
 
 #: the model whose call goes on without a draft, whatever a patch of transformers says
-goes_on_plainly: ContextVar[Any] = ContextVar("goes_on_plainly", default=None)
+plain_model: ContextVar[Any] = ContextVar("plain_model", default=None)
 
 
 def _plainly(model, plain_generate, kwargs: dict[str, Any]):
-    token = goes_on_plainly.set(model)
+    token = plain_model.set(model)
     try:
         return plain_generate(**kwargs)
     finally:
-        goes_on_plainly.reset(token)
-
-
-def bind(generate, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Bind positional arguments of a model's own `generate` to names."""
-    positional = inspect.signature(generate).bind_partial(*args).arguments
-    if twice := positional.keys() & kwargs.keys():
-        raise TypeError(f"generate got multiple values for {', '.join(sorted(twice))}")
-    return positional | kwargs
+        plain_model.reset(token)

@@ -25,6 +25,8 @@ NEARLY_AS_DEAR = 1.1
 ENOUGH_PASSES = 48
 PLAINLY = "pass `draft_model=None` for plain decoding"
 WITHIN_ROUNDING = "use `reproducible=True`, which holds within rounding"
+#: settings that no draft goes with
+NOT_BESIDE_DRAFTS = ("dola_layers", "constraints", "force_words_ids", "compile_config")
 #: kept in preallocated tensors by the ragged path, and in a cache that can be rolled back by the universal one
 STATIC_CACHES = ("static", "sliding_window", "hybrid", "hybrid_chunked")
 
@@ -113,13 +115,9 @@ def check_generation(
     if config.do_sample and generator is not None and generator.device.type != place:
         own = generator.device.type
         raise ValueError(f"`generator` draws on {own} and the prompt is on {place}: give `torch.Generator({place!r})`.")
-    unsupported = {
+    unsupported = {name: getattr(config, name) is not None for name in NOT_BESIDE_DRAFTS} | {
         "num_beams": (config.num_beams or 1) > 1,
         "penalty_alpha": bool(config.penalty_alpha) and not config.do_sample and (config.top_k or 0) > 1,
-        "dola_layers": config.dola_layers is not None,
-        "constraints": config.constraints is not None,
-        "force_words_ids": config.force_words_ids is not None,
-        "compile_config": config.compile_config is not None,
     }
     for name, is_used in unsupported.items():
         if is_used:

@@ -17,14 +17,8 @@ from .preparation import checked
 
 #: keywords that such a call may have beside settings of `GenerationConfig`; others need transformers' own steps
 TAKEN = {
-    "inputs",
-    "input_ids",
-    "attention_mask",
-    "generation_config",
-    "logits_processor",
-    "stopping_criteria",
-    "streamer",
-    "tokenizer",
+    *("inputs", "input_ids", "attention_mask", "generation_config"),
+    *("logits_processor", "stopping_criteria", "streamer", "tokenizer"),
 }
 #: inputs of models of images or recordings that are none
 NO_MEDIA = {"inputs_embeds", "position_ids", *CACHE_ARGUMENTS, "labels"}
@@ -54,8 +48,7 @@ def on_own_passes(
         return None, kwargs
     own = SpeculativeConfig(schedule=Constant(0), reproducible=True, optimize=config.optimize)
     try:
-        return checked(
-            model, plain_generate, kwargs | {"draft_model": Nothing(), "speculative_config": own}, None, None
-        )
+        asked = kwargs | {"draft_model": Nothing(), "speculative_config": own}
+        return checked(model, plain_generate, asked, None, None)
     except (TypeError, ValueError):  # what a draft cannot be combined with, plain decoding can
         return None, kwargs

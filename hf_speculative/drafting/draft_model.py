@@ -39,12 +39,11 @@ class DraftModel(ModelDrafter, AutoregressiveDrafter):
         settings = sampler.settings
         if not max(num_tokens) or settings is None or schedule.may_stop or not self.model.drafts_at_once(batch):
             return super().propose(batch, num_tokens, schedule, sampler)
-        tokens, distributions = self.model.draft(
-            batch,
-            max(num_tokens),
-            lambda logits, ahead: sampler.propose(sampler.draft_scores(batch, logits, ahead), ahead),
-            settings,
-        )
+
+        def draw(logits: Tensor, ahead: int) -> tuple[Tensor, Tensor | None]:
+            return sampler.propose(sampler.draft_scores(batch, logits, ahead), ahead)
+
+        tokens, distributions = self.model.draft(batch, max(num_tokens), draw, settings)
         return as_proposed(tokens, distributions, uploaded(num_tokens, tokens.device), sampler)
 
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
@@ -100,7 +99,7 @@ class DraftModelSource(GivenModelSource):
 
     def for_model(self, model: PreTrainedModel) -> DraftModelSource:
         """With the tokenizers that lie beside both models, where none were given and the vocabularies differ in size."""
-        if self.draft_tokenizer is not None or is_padding(_vocab_size(model), _vocab_size(self.draft_model)):
+        if self.draft_tokenizer is not None or is_padding(*self._vocab_sizes(model)):
             return self
         own = self.tokenizer if self.tokenizer is not None else tokenizer_beside(model)
         of_draft = tokenizer_beside(self.draft_model)
@@ -128,7 +127,7 @@ class DraftModelSource(GivenModelSource):
     def check_ids(self, model: PreTrainedModel) -> None:
         if self.draft_tokenizer is not None:
             return
-        draft, size, draft_size = self.draft_model, _vocab_size(model), _vocab_size(self.draft_model)
+        draft, (size, draft_size) = self.draft_model, self._vocab_sizes(model)
         way_out = "give `tokenizer=` and `assistant_tokenizer=`, or use a draft with the target's tokenizer"
         if not is_padding(size, draft_size):
             raise ValueError(
@@ -144,7 +143,7 @@ class DraftModelSource(GivenModelSource):
     def vocabulary(self, model: PreTrainedModel, do_sample: bool) -> VocabularyMatch | None:
         if self.tokenizer is None or self.draft_tokenizer is None:
             return None
-        sizes = _vocab_size(model), _vocab_size(self.draft_model)
+        sizes = self._vocab_sizes(model)
         return compare_vocabularies(self.tokenizer, self.draft_tokenizer, *sizes, do_sample, self.vocabulary_mapping)
 
     def drafter(self, call: BuildContext) -> Drafter:
@@ -168,14 +167,8 @@ class DraftModelSource(GivenModelSource):
         if not has_own_text:
             drafter = DraftModel(cached, max_positions)
             return self.in_trees(drafter) if cached.takes_trees and models.fits_trees(draft) else drafter
-        translation = Translation(
-            self.tokenizer,
-            self.draft_tokenizer,
-            _vocab_size(call.model),
-            _vocab_size(draft),
-            target_lookbehind=self.target_lookbehind,
-            draft_lookbehind=self.assistant_lookbehind,
-        )
+        sizes, lookbehinds = self._vocab_sizes(call.model), (self.target_lookbehind, self.assistant_lookbehind)
+        translation = Translation(self.tokenizer, self.draft_tokenizer, *sizes, *lookbehinds)
         return (StringMatch if strategy == "strings" else TokenIntersection)(cached, translation, max_positions)
 
     def _in_window(self, cached: models.RaggedModel, max_length: int | None) -> CachedModel:
@@ -228,6 +221,7 @@ class DraftModelSource(GivenModelSource):
         models.checks.check_universal(draft, prepared, "draft_model")
         return models.TextModel(draft) if has_own_text else models.UniversalModel(draft, prepared, clamp_ids=True)
 
-
-def _vocab_size(model: PreTrainedModel) -> int:
-    return model.config.get_text_config(decoder=True).vocab_size
+    def _vocab_sizes(self, model: PreTrainedModel) -> tuple[int, int]:
+        """Of the target `model` and of the draft."""
+        target, draft = (one.config.get_text_config(decoder=True) for one in (model, self.draft_model))
+        return target.vocab_size, draft.vocab_size

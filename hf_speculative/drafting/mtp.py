@@ -107,14 +107,13 @@ class RecursiveMtp(Mtp):
         masks = self.masks
         if isinstance(masks, dict):  # by the target's types of layers: it attends to everything where any of them does
             masks = masks.get("full_attention", next(iter(masks.values())))
+        cache = SimpleNamespace(update=lambda keys, values, *_, **__: self.cache.update(keys, values, depth))
         return self.head(
             inputs_embeds=self.embed(ids.to(self.embed.weight.device)).to(self.device),
             states=self.states,
             position_ids=self.slots,
             attention_mask=masks,
-            past_key_values=SimpleNamespace(
-                update=lambda keys, values, *_, **__: self.cache.update(keys, values, depth)
-            ),
+            past_key_values=cache,
         )
 
     def project(self, states: Tensor) -> Tensor:

@@ -52,12 +52,8 @@ class StringMatch(OtherVocabulary):
                     break
         *read, last = torch.stack([*steps, going]).tolist()  # the host has to see the text
         self.drafted = [[step[row] for step in read[:limit]] for row, limit in enumerate(last)]
-        found = [
-            transcript.candidates(ids, history, n) if n else []
-            for transcript, ids, history, n in zip(
-                self.transcripts, self.drafted, batch.history, num_tokens, strict=True
-            )
-        ]
+        rows = zip(self.transcripts, self.drafted, batch.history, num_tokens, strict=True)
+        found = [transcript.candidates(ids, history, n) if n else [] for transcript, ids, history, n in rows]
         return Draft.of(batch, found)
 
     def rollback(self, batch: Batch) -> None:

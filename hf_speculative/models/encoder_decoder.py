@@ -58,9 +58,8 @@ class EncoderDecoderModel(MultimodalModel):
         self.encoded = tree_map_only(Tensor, lambda part: part.index_select(0, index.to(part.device)), self.encoded)
         self.cross = copy_of(self.cross)
         for layer in (layer for layer in self.cross.layers if layer.is_initialized):
-            layer.keys, layer.values = (
-                part.index_select(0, index.to(part.device)) for part in (layer.keys, layer.values)
-            )
+            both = layer.keys, layer.values
+            layer.keys, layer.values = (part.index_select(0, index.to(part.device)) for part in both)
 
     def store(self, given, sequences: Tensor, padding: list[int], lengths: list[int]):
         stored = EncoderDecoderCache(super().store(None, sequences, padding, lengths), self.cross_of_all)

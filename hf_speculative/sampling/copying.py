@@ -21,17 +21,8 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizer
 
 #: types that copies share at any depth: generation does not change them, or they exist to be shared
 SHARED = (
-    nn.Module,
-    nn.Parameter,
-    PreTrainedTokenizerBase,
-    type(threading.Lock()),
-    type(threading.RLock()),
-    threading.Event,
-    threading.Condition,
-    threading.Thread,
-    io.IOBase,
-    PreTrainedConfig,
-    GenerationConfig,
+    *(nn.Module, nn.Parameter, PreTrainedTokenizerBase, PreTrainedConfig, GenerationConfig, io.IOBase),
+    *(type(threading.Lock()), type(threading.RLock()), threading.Event, threading.Condition, threading.Thread),
 )
 #: methods by which engines of grammars copy their matchers
 COPIERS = ("fork", "deep_copy")
