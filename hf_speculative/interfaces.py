@@ -148,6 +148,7 @@ class Sampler:
 
     Attributes:
         vocab_size: width of the target's logits.
+        settings: all that drawing a draft token depends on besides the logits and torch's global generator; `None` if on more.
         one_hot_proposals: a draft token is a function of what is known: its distribution is one-hot (`Draft.probs=None`).
         keeps_draft_probs: the rule reads the distributions that draft tokens were drawn from.
         takes_trees: the target's scores may be those of a tree (`Batch.tree`), each processed after its own path.
@@ -160,6 +161,7 @@ class Sampler:
     """
 
     vocab_size: int
+    settings: Hashable | None = None
     one_hot_proposals: bool = False
     keeps_draft_probs: bool = True
     takes_trees: bool = False
@@ -167,11 +169,6 @@ class Sampler:
     measures_drafts: bool = False
     proposes_argmax: bool = False
     proposes_likeliest: bool = False
-
-    @property
-    def settings(self) -> Hashable | None:
-        """All that drawing a draft token depends on besides the logits and torch's global generator; `None` if on more."""
-        return None
 
     def begin_round(self, batch: Batch) -> None:
         """Which rows are running, and where they are."""
@@ -257,6 +254,7 @@ class Drafter:
 
     Attributes:
         num_forwards: model passes so far, for the statistics.
+        keeps_rows_together: it pays to keep the rows of a batch at similar lengths: see `CachedModel`.
         one_hot_proposals: proposals are not drawn by chance, so that `Draft.probs` is always `None`.
         hidden_layers: which of transformers' `hidden_states` of the target the drafter reads, if any (-1 is the last).
         branches: it proposes trees of draft tokens, where it may.
@@ -264,23 +262,16 @@ class Drafter:
             row has room for (`Batch.rooms`); what is longer is cut.
     """
 
+    num_forwards: int = 0
+    keeps_rows_together: bool = False
     one_hot_proposals: bool = False
     hidden_layers: tuple[int, ...] = ()
     branches: bool = False
     may_branch: bool = False
 
-    @property
-    def num_forwards(self) -> int:
-        return 0
-
     def branches_with(self, sampler: Sampler) -> bool:
         """Whether `branches` holds for a call whose tokens are drawn by this `sampler`."""
         return self.branches
-
-    @property
-    def keeps_rows_together(self) -> bool:
-        """It pays to keep the rows of a batch at similar lengths: see `CachedModel`."""
-        return False
 
     def follow(self, target: CachedModel) -> None:
         """Called once a call, before `begin`: the target that is drafted for, with its cache and `hidden_states`."""

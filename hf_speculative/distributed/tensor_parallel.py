@@ -118,7 +118,7 @@ class Absent(Drafter):
         self.drafter, self.one_hot_proposals = drafter, drafter.one_hot_proposals
 
     @property
-    def keeps_rows_together(self) -> bool:
+    def keeps_rows_together(self) -> bool:  # type: ignore[override]
         return self.drafter.keeps_rows_together
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:

@@ -95,7 +95,6 @@ class HeadDrafter(AutoregressiveDrafter):
         seen: slots of each row that hold what the target's states gave; `unseen` where there are none.
     """
 
-    num_forwards = 0
     num_layers: int
     most_tokens: int = MANY
     unseen: Any = 0

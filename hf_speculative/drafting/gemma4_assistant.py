@@ -25,7 +25,6 @@ class Gemma4Assistant(AutoregressiveDrafter):
     """
 
     hidden_layers = (-1,)
-    num_forwards = 0
     state: Tensor
     masks: dict[str, Tensor]
     shared_kv_states: dict[str, tuple[Tensor, ...]]

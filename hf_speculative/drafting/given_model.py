@@ -56,7 +56,7 @@ class GivenModelSource(DraftSource):
         return self.scores_levels and self.tree_top_k != 1
 
     @property
-    def counts_nodes(self) -> bool:
+    def counts_nodes(self) -> bool:  # type: ignore[override]
         return self.may_grow_levels and (self.tree_top_k, self.tree_depth) != (None, None)
 
     @property

@@ -60,6 +60,7 @@ class DraftSource:
         has_own_passes: the draft model's passes, where it is a head, may be compiled ahead of time.
         writes_target: its draft steps write into the target's own cache.
         needs_ragged: it runs the target's layers or reads their keys and values, so that these have to lie in the ragged cache.
+        counts_nodes: a number of draft tokens is that of a tree's nodes, more than its longest path has.
         cost_key: what the costs of its rounds depend on beside models, batch and sampling.
         ends_early: a confidence threshold may end its drafts.
         most_tokens: of the drafts among which the schedule "adaptive" chooses.
@@ -76,6 +77,7 @@ class DraftSource:
     needs_ragged: ClassVar[bool] = False
     ends_early: ClassVar[bool] = True
     takes_guesses: ClassVar[bool] = False
+    counts_nodes: bool = False
     reads_states: bool = False
     most_tokens: ClassVar[int] = DEFAULT_MAX_DRAFT_TOKENS
     draft_model: PreTrainedModel | None = None
@@ -119,11 +121,6 @@ class DraftSource:
     def reads_target(self) -> bool:
         """It needs passes of the target that are not captured, and compiled only if they give states as well."""
         return self.runs_target or self.reads_states
-
-    @property
-    def counts_nodes(self) -> bool:
-        """A number of draft tokens is that of a tree's nodes, more than its longest path has."""
-        return False
 
     @property
     def cost_key(self) -> Hashable:

@@ -94,7 +94,7 @@ class Greedy(ProcessedSampler):
     num_forbidden = 0
 
     @property
-    def settings(self) -> Hashable | None:
+    def settings(self) -> Hashable | None:  # type: ignore[override]
         return self.processors.settings and ("greedy", self.processors.settings)
 
     @property
@@ -144,7 +144,7 @@ class Independent(ProcessedSampler):
         self.measures_drafts, self.one_hot_proposals = method == CHOSEN, method == LIKELIEST
 
     @property
-    def settings(self) -> Hashable | None:
+    def settings(self) -> Hashable | None:  # type: ignore[override]
         if self.generator is not None or self.processors.settings is None:
             return None
         return ("independent", self.keeps_draft_probs, self.proposes_likeliest, self.processors.settings)
