@@ -17,8 +17,14 @@ from .preparation import checked
 
 #: keywords that such a call may have beside settings of `GenerationConfig`; others need transformers' own steps
 TAKEN = {
-    *("inputs", "input_ids", "attention_mask", "generation_config"),
-    *("logits_processor", "stopping_criteria", "streamer", "tokenizer"),
+    "inputs",
+    "input_ids",
+    "attention_mask",
+    "generation_config",
+    "logits_processor",
+    "stopping_criteria",
+    "streamer",
+    "tokenizer",
 }
 #: inputs of models of images or recordings that are none
 NO_MEDIA = {"inputs_embeds", "position_ids", *CACHE_ARGUMENTS, "labels"}

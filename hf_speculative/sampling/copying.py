@@ -21,8 +21,17 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizer
 
 #: types that copies share at any depth: generation does not change them, or they exist to be shared
 SHARED = (
-    *(nn.Module, nn.Parameter, PreTrainedTokenizerBase, PreTrainedConfig, GenerationConfig, io.IOBase),
-    *(type(threading.Lock()), type(threading.RLock()), threading.Event, threading.Condition, threading.Thread),
+    nn.Module,
+    nn.Parameter,
+    PreTrainedTokenizerBase,
+    type(threading.Lock()),
+    type(threading.RLock()),
+    threading.Event,
+    threading.Condition,
+    threading.Thread,
+    io.IOBase,
+    PreTrainedConfig,
+    GenerationConfig,
 )
 #: methods by which engines of grammars copy their matchers
 COPIERS = ("fork", "deep_copy")

@@ -145,7 +145,7 @@ def test_zero_residual_falls_back_to_the_target():
             return torch.zeros_like(probability, dtype=torch.bool)
 
     for rule in BY_DISTRIBUTION:
-        verdict = rule()(draft, distribution.expand(1, 2, 2), Refuses(None, 2))
+        verdict = rule()(draft, distribution.expand(1, 2, 2), Refuses(None, 2, None, DRAWN))
         assert verdict.num_accepted.item() == 0 and verdict.next_token.item() in (0, 1)
 
 
