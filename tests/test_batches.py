@@ -15,6 +15,7 @@ from hf_speculative.models.linears import num_by_kernel
 from hf_speculative.types import Batch
 from tests.architectures.check import build
 from tests.support import distributions, rounds, tied, tiny, tongues
+from tests.support.cases import slow_but
 from tests.support.drafters import MAKE_DRAFTER
 
 EOS = [7, 11, 13, 20]
@@ -89,7 +90,7 @@ def accepts_as_alone(model, prompts, eos_token_id, **draft):
     assert stats.num_accepted_draft_tokens > 0 and stats.num_rounds <= of_its_own.num_rounds
 
 
-@pytest.mark.parametrize("name", ["dflash", "gemma4"])
+@pytest.mark.parametrize("name", slow_but(["dflash", "gemma4"], "dflash", every=True))
 def test_drafters_that_read_the_targets_states(name):
     if name == "dflash":
         model, drafter = tied.with_dflash(steps=60)

@@ -33,6 +33,7 @@ def test_whether_a_pair_can_work():
     assert shown("--seconds", "0").exit_code == 2
 
 
+@pytest.mark.slow
 def test_whether_it_is_worth_it(tmp_path):
     prompts = write_prompts(tmp_path / "p.jsonl", ['{"prompt": "import os"}', "{}"])
     result = shown("--seconds", "0.2", "--prompts", prompts, "--batch", "1,2")

@@ -60,6 +60,7 @@ def test_generate_answers_in_the_template_and_continues_raw(chatty):
     assert json.loads(invoke(*in_full).stdout.splitlines()[0])["text"] == answer
 
 
+@pytest.mark.slow
 def test_files_of_messages(chatty, rows):
     result = invoke("check", chatty, "--prompts", rows, "--seconds", 0.1, "--batch", 1, "--json")
     assert json.loads(result.stdout)["is_compatible"] and "skipped row 2" in result.stderr

@@ -378,7 +378,7 @@ EXPORTED = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(EXPORTED, "states", "head, eagle 3.1"))
+@pytest.mark.parametrize("name", slow_but(EXPORTED, "head, eagle 3.1"))
 def test_what_is_exported_serves_all_sizes(name):
     """The graph alone, without a compiler."""
     module = EXPORTED[name]()

@@ -137,7 +137,7 @@ def test_decoders_that_count_their_positions(name):
         agrees(target, call, draft_model=draft, num_draft_tokens=4)
 
 
-@pytest.mark.parametrize("mapping_and_type", ["seq2seq bart", "causal bart", "causal mpt"])
+@pytest.mark.parametrize("mapping_and_type", slow_but(["seq2seq bart", "causal bart", "causal mpt"], "causal mpt"))
 def test_up_to_the_last_position(mapping_and_type):
     """Rows that are ahead draft beyond it."""
     mapping, name = mapping_and_type.split()

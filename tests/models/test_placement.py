@@ -79,7 +79,7 @@ def with_quantised_inputs(model, how, torchao):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("kind", ["qwen3_next", "t5"], indirect=True)
+@pytest.mark.parametrize("kind", slow_but(["qwen3_next", "t5"], "t5", every=True), indirect=True)
 @pytest.mark.parametrize("how", slow_but(["torchao", "torch", "own class", "own hook", "own forward"], "own hook"))
 def test_layers_that_quantise_their_inputs(kind, how, torchao):
     """What they compute for a token depends on the others of its pass: no target, but a draft may well be such a model."""

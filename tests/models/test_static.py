@@ -13,7 +13,7 @@ from hf_speculative.models import RaggedModel, StaticModel, execution, pool, rep
 from hf_speculative.models.execution import Execution
 from tests.architectures.check import build
 from tests.support import distributions, tiny
-from tests.support.cases import slow_but
+from tests.support.cases import a_third, slow_but
 from tests.support.execution import run_as
 from tests.support.fake_graphs import Recorded
 from tests.support.plain import same_as_plain, takes_lanes
@@ -46,7 +46,7 @@ def unequal(model, draft, num_rows=3, width=12, optimize=False, **kwargs):
     return expected
 
 
-@pytest.mark.parametrize("kind", ["gemma3_text", "gpt2"])
+@pytest.mark.parametrize("kind", slow_but(["gemma3_text", "gpt2"], "gpt2", every=True))
 def test_replays_give_what_plain_decoding_gives(kind, recorded):
     """With windows and learned positions among others."""
     model = tiny.build(kind)
@@ -72,7 +72,8 @@ def test_trees(kind, recorded):
     assert trees, "passes over six nodes among them"
 
 
-@pytest.mark.parametrize("kind", slow_but(RECURRENT, "qwen3_5_text"))
+@pytest.mark.slow  # one kind is captured on simulated devices, in tests/test_devices.py
+@pytest.mark.parametrize("kind", a_third(RECURRENT))
 def test_states_of_recurrent_layers(kind, recorded):
     """A replay reads those that the last one left, in rows of unequal length; a draft model's passes are one replay."""
     model = build("causal", kind)

@@ -208,9 +208,8 @@ def test_a_draft_with_a_shorter_context_falls_back_to_plain():
     assert stats.num_draft_tokens > 0 and stats.draft_acceptance_rate == 1 and stats.num_target_forwards > 12
 
 
-@pytest.mark.parametrize(
-    ("mapping", "name"), [("seq2seq", "bart"), pytest.param("causal", "gpt2", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("mapping", "name"), [("seq2seq", "bart"), ("causal", "gpt2")])
 def test_up_to_the_last_position(mapping, name):
     """A row near the end is fed along while others draft further: there is no position beyond the table."""
     model = build(mapping, name)

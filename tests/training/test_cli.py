@@ -2,6 +2,8 @@
 
 import shlex
 
+import pytest
+
 from hf_speculative.embedded import FOLDER
 from hf_speculative.training import prompts
 from hf_speculative.training.trainer import DraftTrainer
@@ -36,6 +38,7 @@ def test_a_run_by_command(tmp_path):
     assert again.exit_code == 2 and "holds a run already" in again.stderr
 
 
+@pytest.mark.slow
 def test_without_data_the_target_writes_its_own_prompts(tmp_path):
     result = invoke("--output", tmp_path / "out", *QUICK, "--num-prompts", 5)
     assert result.exit_code == 0, result.output
