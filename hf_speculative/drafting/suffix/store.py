@@ -13,10 +13,9 @@ from threading import Lock
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerBase
 
-from ...reports import files
 from ...tokenizers.vocabulary import is_padding
 from .index import END, NGRAMS, Index
 
@@ -185,7 +184,12 @@ class SuffixStore:
             }
         names = ("_vocabulary", "_vocab_size", "max_tokens", "max_documents")
         metadata = {"format": FORMAT, "settings": json.dumps({name: getattr(self, name) for name in names})}
-        files.write(os.fspath(path), save(tensors, metadata))
+        partial = Path(f"{os.fspath(path)}.{os.getpid()}.partial")
+        try:
+            save_file(tensors, partial, metadata)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike, tokenizer: PreTrainedTokenizerBase | None = None) -> SuffixStore:
