@@ -115,11 +115,13 @@ def check_generation(
     if config.do_sample and generator is not None and generator.device.type != place:
         own = generator.device.type
         raise ValueError(f"`generator` draws on {own} and the prompt is on {place}: give `torch.Generator({place!r})`.")
-    unsupported = {name: getattr(config, name) is not None for name in NOT_BESIDE_DRAFTS} | {
+    unsupported = {
         "num_beams": (config.num_beams or 1) > 1,
         "penalty_alpha": bool(config.penalty_alpha) and not config.do_sample and (config.top_k or 0) > 1,
     }
-    for name, is_used in unsupported.items():
+    for name, is_used in (
+        unsupported | {name: getattr(config, name) is not None for name in NOT_BESIDE_DRAFTS}
+    ).items():
         if is_used:
             value = getattr(config, name)
             raise ValueError(f"`{name}={value!r}` is not supported beside a draft: leave it out, or {PLAINLY}.")

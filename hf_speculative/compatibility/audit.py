@@ -18,8 +18,9 @@ from ..models.shallow import decoder_layers
 from ..tokenizers.chat import as_chat
 from ..types import Batch
 
-#: ids of tokens, and a function that returns a copy of a model in float64
+#: ids of tokens
 Ids: TypeAlias = Sequence[int]
+#: a function that returns a copy of a model in float64
 Exact: TypeAlias = Callable[[], PreTrainedModel]
 #: two roundings of two logits each, and as much again for passes of another shape
 MOST_ROUNDINGS = 4
@@ -104,7 +105,7 @@ def audit_texts(
 
 
 def _exact(model: PreTrainedModel) -> Exact:
-    """Make the copy in the first call."""
+    """A function that returns a copy in float64, made in its first call."""
     return functools.cache(lambda: copy.deepcopy(model).double())
 
 

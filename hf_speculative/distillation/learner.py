@@ -133,8 +133,9 @@ class Learner:
                 draft = load_model(self.folder, dtype=draft.dtype).to(device_of(draft))
                 check_fits(draft, target)
             except (OSError, ValueError) as error:
-                of_no_use = f"`learn={str(self.folder)!r}` holds a draft that is of no use here"
-                raise ValueError(f"{of_no_use}: {error}") from error
+                raise ValueError(
+                    f"`learn={str(self.folder)!r}` holds a draft that is of no use here: {error}"
+                ) from error
         if any(hasattr(module, "base_layer") for module in draft.modules()):
             raise ValueError("`learn`: `draft_model` has adapters: merge them first, `merge_and_unload()`.")
         weights = list(draft.parameters())

@@ -157,6 +157,7 @@ class TreeDrafter(Drafter):
             if place is None:
                 continue
             for kind, token, next_place in proposer.children(place):
+                # the last place is that of `forced`
                 if not 0 <= token < self.vocab_size or not self.forced.allows(places[-1], token):
                     continue
                 if token not in kinds:

@@ -170,8 +170,9 @@ def save_pretrained(
     files.check_output("`save_directory`:", folder / FILE_NAME, makes_folders=True)
     model.save_pretrained(folder, **kwargs)
     beside = folder / DRAFT_FOLDER
-    for part, place in ((draft, beside), (tokenizer, folder), (draft_tokenizer, beside)):
-        if part is not None and not isinstance(part, str):
+    own_draft = draft if isinstance(draft, PreTrainedModel) else None
+    for part, place in ((own_draft, beside), (tokenizer, folder), (draft_tokenizer, beside)):
+        if part is not None:
             part.save_pretrained(place)
     pairing.save(folder)
     if push_to_hub is not None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..types import Costs
 
-#: relative standard deviation of a round's time, and drift of costs a round as a share of their first variance
+#: relative standard deviation of a round's time, and the share of the way back to their first variance that costs go a round
 NOISE, DRIFT = 0.15, 1e-3
 #: the same deviation for the first round of a width in a process, which includes warming up
 FIRST_NOISE = 0.6
@@ -28,9 +28,10 @@ PLAIN_SHARE, MOST_PLAIN = 1 / 16, 5.0
 SETTLED = 32
 #: the assumed extra cost of a tree level, in passes of a chain, until one was timed
 LEVEL = 0.5
-#: numbers of nodes between which the cost of one more is constant, and its standard deviation in `verify`: some numbers of
-#: columns make kernels take another path
-EDGES, UNEVEN = np.array([*range(1, 17), 24, 32, 48, 64]), 1.0
+#: numbers of nodes between which one more always costs the same: kernels take columns in groups
+EDGES = np.array([*range(1, 17), 24, 32, 48, 64])
+#: standard deviation of that cost for one node, as a share of `verify`'s; less for the mean of several
+UNEVEN = 1.0
 
 
 class RoundCosts:
@@ -94,7 +95,7 @@ class RoundCosts:
     def restore(self, stored: dict[str, dict[str, list]]) -> None:
         """Start from what `stored` gave in an earlier process."""
         settled = {
-            int(size): Costs(draft, verify, start, level, tuple(uneven))
+            int(size): Costs(draft, verify, start, level, tuple(map(float, uneven)))
             for size, (draft, verify, start, level, uneven) in stored["settled"].items()
         }
         fits = {}
@@ -102,6 +103,8 @@ class RoundCosts:
             fits[int(size)] = fit = _Fit(self._assumed(int(size)), None)
             fit.mean = np.array(mean, float).reshape(fit.mean.shape)
             fit.covariance = np.array(covariance, float).reshape(fit.first.shape)
+            if not (np.isfinite(fit.mean).all() and np.isfinite(fit.covariance).all()):
+                raise ValueError(f"costs of {size} rows are not finite")
             fit.num_timed = SETTLED  # so that a few more rounds count for a new file
         self._settled, self.fits = settled, fits
         self.num_stored = self.num_timed
@@ -116,7 +119,8 @@ class RoundCosts:
             if self.fits:
                 nearest = min(self.fits, key=lambda other: max(other / size, size / other))
                 known, plain_step = self.fits[nearest].costs, self.fits[nearest].plain_step
-                costs = Costs(known.draft, known.verify * costs.verify / self.verify(nearest), known.start, known.level)
+                mean = known.verify + (known.uneven[-1] - known.uneven[0]) / (len(known.uneven) - 1)  # of one more node
+                costs = Costs(known.draft, mean * costs.verify / self.verify(nearest), known.start, known.level)
             self.fits = {**self.fits, size: _Fit(costs, plain_step)}
         return self.fits[size]
 
@@ -146,8 +150,8 @@ class _Fit:
     @property
     def costs(self) -> Costs:
         start, draft, verify, level = np.maximum(0.0, self.mean[:4]).tolist()
-        uneven = _BETWEEN @ np.maximum(-verify, self.mean[4:])  # more nodes cost no less
-        return Costs(draft, verify, start, level, tuple(uneven.tolist()))
+        slopes = np.maximum(0.0, self.mean[2] + self.mean[4:])  # more nodes cost no less
+        return Costs(draft, verify, start, level, tuple((_BETWEEN @ (slopes - verify)).tolist()))
 
     def see(self, passes: int, nodes: int, seconds: float, levels: int) -> None:
         self.num_allowed = min(MOST_PLAIN, self.num_allowed + PLAIN_SHARE)
@@ -168,8 +172,7 @@ class _Fit:
         gain = uncertain / variance
         self.mean = self.mean + gain * (steps - expected)
         self.covariance = self.covariance - np.outer(gain, uncertain)
-        if np.trace(self.covariance) < np.trace(self.first):  # plain rounds do not say what drafts cost by now
-            self.covariance = self.covariance + DRIFT * self.first
+        self.covariance = self.covariance + DRIFT * (self.first - self.covariance)  # never less certain than at first
         if nodes:
             self.num_timed, part = self.num_timed + 1, OF_MACHINE * (1 - float(gain @ seen))
             self.since_plain += max(1.0, SURPRISE * surprise)

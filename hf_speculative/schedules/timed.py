@@ -18,8 +18,8 @@ class Timed(WrappedSchedule):
     Rounds that read prompts are left out, and those in which a draft reads what was decoded without it.
 
     Args:
-        num_first: counts passes that take longer than later ones of their kind, as `int` does where there are none; rounds with
-            one are left out as well.
+        num_first: counts passes that take longer than later ones of their kind; rounds with one are left out as well.
+            Where there are none, pass `int`, which returns 0.
         settled: where tokens depend on draft lengths, the batch sizes whose costs do not change: these need no plain rounds.
             Elsewhere rounds of earlier calls count as well, and a plain one comes when EVERY others have been timed.
     """

@@ -1,6 +1,6 @@
 """Counts for Prometheus, under vLLM's names."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -41,7 +41,7 @@ class EngineMetrics(Collector):
         ended = {(how,): num for how, num in list(engine.ended.items())}
         yield self._family(counter, "request_success", "Requests that ended, by how.", ended, "finished_reason")
 
-    def _family(self, kind, name: str, text: str, values: dict[Any, int], *labels: str) -> Metric:
+    def _family(self, kind, name: str, text: str, values: Mapping[Any, int], *labels: str) -> Metric:
         family = kind(f"vllm:{name}", text, labels=["model_name", *labels])
         for keys, value in values.items():
             family.add_metric([self.name, *keys], value)

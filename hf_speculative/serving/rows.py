@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class Rows(Batch):
     def __init__(
         self,
         running: Running,
-        rows: Iterable[int],
+        rows: Collection[int],
         max_length: int,
         pad: int,
         take: Callable[[int], Running],

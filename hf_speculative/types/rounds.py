@@ -104,10 +104,10 @@ class Costs:
         verify: of verifying one more token, or node of a tree, in each row.
         start: of any draft at all.
         level: of a level of a tree that grows level by level, beside its pass.
-        uneven: what passes over 1, 2, ... nodes take besides, or less. The last one counts for all that have more.
+        uneven: what rounds of 1, 2, ... nodes take beyond that line, negative if less. The last one counts for all larger ones.
 
     Raises:
-        ValueError: one of the first four is negative or not finite.
+        ValueError: one of the first four is negative or not finite, or nodes cost less than none.
     """
 
     draft: float = 0.0
@@ -117,9 +117,14 @@ class Costs:
     uneven: tuple[float, ...] = ()
 
     def __post_init__(self):
-        for name, cost in vars(self).items():
-            if name != "uneven" and not 0 <= cost < inf:
+        for name in ("draft", "verify", "start", "level"):
+            if not 0 <= (cost := getattr(self, name)) < inf:
                 raise ValueError(f"`{name}={cost}` is no cost: give plain steps, 0 or more.")
+        for nodes, more in enumerate(self.uneven, 1):
+            if not -1e-9 <= self.start + self.verify * nodes + more < inf:  # rounding
+                raise ValueError(
+                    f"`uneven[{nodes - 1}]={more}` is no cost: {nodes} nodes have to take 0 steps or more."
+                )
 
     def steps(self, passes: int, nodes: int, levels: int = 0) -> float:
         """The cost, in plain steps, of a round with `passes` draft passes that verifies `nodes` nodes of `levels` levels."""

@@ -146,6 +146,16 @@ def test_a_process_starts_from_the_costs_that_earlier_ones_learned(pair, machine
     assert before.path != after.path
 
 
+#: among them costs that are no numbers, and that are not finite
+DAMAGED = (
+    "[]",
+    '{"fits": {"1": [[1], [2]]}, "settled": {}}',
+    '{"fits": {}, "settled": {"1": [0.1, 0.1, 0.1, 0.1, ["a"]]}}',
+    '{"fits": {}, "settled": {"1": [0.1, 0.1, 0.1, 0.1, [NaN]]}}',
+    "{",
+)
+
+
 @pytest.mark.slow
 def test_a_damaged_file_of_costs_is_written_anew(pair, machine, next_process, tmp_path, caplog):
     machine(*pair, draft_step=0.3)
@@ -154,7 +164,7 @@ def test_a_damaged_file_of_costs_is_written_anew(pair, machine, next_process, tm
     for _ in range(20):
         decoded(*pair)
     (path,) = tmp_path.glob("costs/*.json")
-    for times, content in enumerate(("[]", '{"fits": {"1": [[1], [2]]}, "settled": {}}', "{"), 1):
+    for times, content in enumerate(DAMAGED, 1):
         path.write_text(content)
         next_process()
         decoded(*pair)

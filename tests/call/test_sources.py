@@ -10,6 +10,7 @@ from hf_speculative.call.configuration import as_keywords
 from hf_speculative.call.option_table import checked
 from hf_speculative.drafting import CorpusSuffix, DraftModel, PromptSuffix, Recycling
 from hf_speculative.drafting.given_model import HeadSource
+from hf_speculative.drafting.texts import NgramSource
 from hf_speculative.models import RaggedModel, RecordingModel
 from tests.architectures.check import build
 from tests.support import tied, tiny
@@ -55,7 +56,7 @@ def test_methods_in_any_order_are_one_source(given, target):
     assert [type(proposer) for proposer in source.proposers(target)] == [PromptSuffix, CorpusSuffix, Recycling]
     assert "corpus" in source.options()
     assert checked("draft_model", given) == "suffix+recycling"
-    assert type(sources.source_of("draft_model", ["ngram"])) is sources.texts.NgramSource
+    assert type(sources.source_of("draft_model", ["ngram"])) is NgramSource
 
 
 def test_a_model_and_methods_are_one_source(target, draft):

@@ -192,6 +192,9 @@ def test_what_means_nothing_is_refused():
     for costs in ({"draft": -0.1}, {"verify": math.inf}, {"start": math.nan}):
         with pytest.raises(ValueError, match=f"`{next(iter(costs))}=.*0 or more"):
             Costs(**costs)
+    for uneven in (-0.6, math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"uneven\[1\]=.* is no cost: 2 nodes"):
+            Costs(verify=0.25, uneven=(0.0, uneven))
     for name in ("max_tokens", "max_nodes", "max_levels"):
         with pytest.raises(ValueError, match=f"`{name}=0` drafts nothing"):
             Adaptive(**{name: 0})

@@ -40,7 +40,7 @@ class Graph:
         self.calls: list[tuple] = []
         self.own: dict[int, torch.UntypedStorage] = {}
         self.generators = {generator._cdata for generator in devices.generators}
-        self.is_spoiled = False
+        self.is_spoiled = False  # since its last replay; what is written there without one stays
 
     def register_generator_state(self, generator: torch.Generator) -> None:
         self.generators.add(generator._cdata)
