@@ -9,7 +9,8 @@ from huggingface_hub import HfApi
 from ..measuring import Evaluation, Setting, Totals
 from ..measuring.totals import FEWEST_TOKENS
 from ..reports import files
-from .card_text import Evaluations, by_use_case, choose_draft, is_on_hub, measured, shown, speedup_of, usage
+from .card_text import shown, usage
+from .figures import Evaluations, by_use_case, choose_draft, is_on_hub, measured, speedup_of
 from .pairing_file import FILE_NAME
 from .readme import edit, escaped, render, with_tags
 

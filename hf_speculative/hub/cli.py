@@ -37,7 +37,7 @@ def card(settings: CardOptions) -> None:
     """
     with ends_at_once():  # not above, since it imports torch: `--help` answers at once
         from . import card as cards
-        from .card_text import by_use_case, choose_draft
+        from .figures import by_use_case, choose_draft
 
     given = dict(vars(settings))
     found, output = by_use_case(_by_use_case(given.pop("results"))), given.pop("output")
