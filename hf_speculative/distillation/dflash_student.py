@@ -16,7 +16,8 @@ from ..heads.dflash import Block, DFlashHead, DFlashHeadConfig
 from ..heads.draft_ids import of_target
 from ..heads.eagle3_config import speculators_config
 from ..models.masks import AttentionLayers
-from .student import SPECIAL, HeadStudent, Prediction, layer_fields, num_layers, take_output_layer
+from .head_student import SPECIAL, HeadStudent, layer_fields, num_layers, take_output_layer
+from .student import Prediction
 from .teacher import TeacherOutputs
 
 #: one layer of the head for six of the target's, at most five, as published heads have

@@ -13,7 +13,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ..heads.eagle3 import Eagle3Model
 from ..heads.eagle3_config import Eagle3Config, default_layers, speculators_config
-from .student import HeadStudent, Prediction, layer_fields, num_layers, take_output_layer
+from .head_student import HeadStudent, layer_fields, num_layers, take_output_layer
+from .student import Prediction
 from .teacher import TeacherOutputs
 
 #: with fewer layers, the usual ones would not be three

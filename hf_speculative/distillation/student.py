@@ -1,9 +1,5 @@
-"""Students, the drafts in training: from the teacher's outputs to logits that are compared with the target's.
+"""Students, the drafts in training: from the teacher's outputs to logits that are compared with the target's."""
 
-Among them the base class of heads, which read the target's states, and are initialised from parts of it.
-"""
-
-import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..heads import write_head
-from ..heads.draft_ids import members
 from .teacher import TeacherOutputs
-
-#: fields of a target's config that the layers of its head share: required ones, others, and special tokens
-NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-OPTIONAL = ("head_dim", "max_position_embeddings", "num_key_value_heads", "rms_norm_eps", "rope_parameters")
-SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)
@@ -79,66 +68,3 @@ class Student:
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
         """Writes what `draft_model=` loads."""
         raise NotImplementedError
-
-
-class HeadStudent(Student):
-    """A head in training, which reads the target's states.
-
-    Attributes:
-        layout: in which it is saved.
-    """
-
-    head: Any
-    target: PreTrainedModel
-    layout = "speculators"
-
-    def draft(self) -> PreTrainedModel:
-        is_same = self.head.dtype == self.target.dtype
-        return self.head if is_same else copy.deepcopy(self.head).to(self.target.dtype)
-
-    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        write_head(self.draft(), folder, self.layout)  # in the dtype in which it was measured
-
-
-def layer_fields(target: PreTrainedModel, kind: str) -> dict[str, Any]:
-    """Fields of the layers of a head for `target`.
-
-    Raises:
-        ValueError: it is not made of what a head needs.
-    """
-    text = target.config.get_text_config(decoder=True)
-    names = (*NEEDED, *OPTIONAL, *SPECIAL)
-    fields = {name: value for name in names if (value := getattr(text, name, None)) is not None}
-    lacking = [name for name in NEEDED if name not in fields]
-    if lacking or target.get_input_embeddings() is None:
-        raise ValueError(
-            f"no {kind} can be made for a {type(target).__name__}, which has no {', '.join(lacking) or 'embeddings'}. "
-            "Train a draft model instead, `head='draft:FOLDER'`."
-        )
-    rope = fields.get("rope_parameters") or {"rope_type": "default", "rope_theta": 10000.0}
-    # Some targets rotate otherwise in layers with a window, and some a part of each key; the layers of a head do neither.
-    rope = rope.get("full_attention", rope)
-    fields["rope_parameters"] = {name: value for name, value in rope.items() if name != "partial_rotary_factor"}
-    return fields
-
-
-def most_frequent(counts: Tensor, size: int) -> Tensor:
-    """The `size` most frequent ids, sorted by id; of equally frequent ones the smaller first."""
-    return counts.argsort(descending=True, stable=True)[:size].sort().values
-
-
-@torch.no_grad()
-def take_output_layer(head: Any, target: PreTrainedModel, counts: Tensor) -> None:
-    """The head's output layer begins as the target's, of the most frequent ids alone; and its maps of ids are theirs."""
-    ids = most_frequent(counts, len(head.lm_head.weight))
-    if head.d2t is not None:
-        head.d2t.copy_(ids - torch.arange(len(ids)))
-    if getattr(head, "t2d", None) is not None:
-        head.t2d.copy_(members(head.d2t, len(head.t2d)))
-    output = target.get_output_embeddings()
-    if output is not None and output.weight.shape[1] == head.lm_head.weight.shape[1]:
-        head.lm_head.weight.copy_(output.weight[ids.to(output.weight.device)])
-
-
-def num_layers(target: PreTrainedModel) -> int:
-    return target.config.get_text_config(decoder=True).num_hidden_layers

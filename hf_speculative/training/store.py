@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from ..distillation.student import num_layers
+from ..distillation.head_student import num_layers
 from ..distillation.teacher import Teacher, TeacherOutputs
 from ..measuring.fingerprint import fingerprint
 from ..reports import files

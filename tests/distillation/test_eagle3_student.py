@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from hf_speculative.distillation.eagle3_student import Eagle3Student, TrainingTimeTest, layers_read, new_head
-from hf_speculative.distillation.student import most_frequent
+from hf_speculative.distillation.head_student import most_frequent
 from hf_speculative.heads import load_head
 from tests.support import heads, lessons, tiny
 from tests.support.execution import have_equal_weights
