@@ -5,6 +5,7 @@ Costs are in plain steps, so that a slower or faster machine changes the time of
 
 from collections.abc import Callable
 from dataclasses import astuple
+from functools import cached_property
 from math import inf, log
 from pathlib import Path
 
@@ -147,7 +148,7 @@ class _Fit:
         self.covariance, self.plain_step, self.num_timed = self.first, plain_step, 0
         self.widths, self.since_plain, self.num_allowed = set[tuple[int, bool]](), inf, MOST_PLAIN
 
-    @property
+    @cached_property  # asked for several times a round
     def costs(self) -> Costs:
         start, draft, verify, level = np.maximum(0.0, self.mean[:4]).tolist()
         slopes = np.maximum(0.0, self.mean[2] + self.mean[4:])  # more nodes cost no less
@@ -170,6 +171,7 @@ class _Fit:
         # In squared standard deviations: below 1 as a rule, and more where the machine has changed.
         surprise = log(steps / expected) ** 2 * expected**2 / variance
         gain = uncertain / variance
+        vars(self).pop("costs", None)
         self.mean = self.mean + gain * (steps - expected)
         self.covariance = self.covariance - np.outer(gain, uncertain)
         self.covariance = self.covariance + DRIFT * (self.first - self.covariance)  # never less certain than at first
