@@ -74,7 +74,7 @@ def train_command(settings: Options) -> None:
     with ends_at_once():
         from ..measuring.processes import is_first_process
         from ..measuring.render.screen import print_table
-        from . import card, train
+        from . import train, wording
         from .deadline import Watch
 
     err = Console(stderr=True, highlight=False)
@@ -117,8 +117,8 @@ def train_command(settings: Options) -> None:
         raise typer.Exit(STOPPED) from interrupt
     if is_first:
         console = Console(highlight=False)
-        print_table(console, card.acceptance(found))
-        console.print(Text(card.summary(found)))
+        print_table(console, wording.acceptance(found))
+        console.print(Text(wording.summary(found)))
         console.print(Text(f"The card, with the learning curve, is in {found.folder}. Go on with it:"))
-        for line in card.next_lines(found, options.reading):
+        for line in wording.next_lines(found, options.reading):
             console.print(Text(f"  {line}"), soft_wrap=True)

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 import hf_speculative as hs
 from hf_speculative.distillation.sampling_params import SamplingParams
-from hf_speculative.training import arguments, deadline
+from hf_speculative.training import arguments, deadline, wording
 from hf_speculative.training import card as cards
 from hf_speculative.training import trainer as trainer_module
 from hf_speculative.training.acceptance import Meter
@@ -127,8 +127,8 @@ def test_what_it_brought_beside_a_draft_without_training(trained, free, advice):
     curve = [measured(0, 1.02), measured(2, 1.5)]
     result = replace(result, curve=curve, best_step=2, untrained=measured(0, free))
     said = "1.02 before, 1.50 after 2 steps. `draft_model='auto'`, without training, "
-    assert cards.summary(result).endswith(said + advice)
-    assert [line.label for line in cards.acceptance(result).lines][-1].endswith("auto, without training")
+    assert wording.summary(result).endswith(said + advice)
+    assert [line.label for line in wording.acceptance(result).lines][-1].endswith("auto, without training")
 
 
 def test_what_is_kept_of_a_run(trained):
