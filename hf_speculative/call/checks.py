@@ -118,10 +118,9 @@ def check_generation(
     unsupported = {
         "num_beams": (config.num_beams or 1) > 1,
         "penalty_alpha": bool(config.penalty_alpha) and not config.do_sample and (config.top_k or 0) > 1,
+        **{name: getattr(config, name) is not None for name in NOT_BESIDE_DRAFTS},
     }
-    for name, is_used in (
-        unsupported | {name: getattr(config, name) is not None for name in NOT_BESIDE_DRAFTS}
-    ).items():
+    for name, is_used in unsupported.items():
         if is_used:
             value = getattr(config, name)
             raise ValueError(f"`{name}={value!r}` is not supported beside a draft: leave it out, or {PLAINLY}.")

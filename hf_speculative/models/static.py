@@ -121,8 +121,14 @@ class StaticModel(RaggedModel):
         nodes = self._nodes(batch, ahead) if is_tree else no_nodes(len(batch.rows), num_slots, self.device)
         if is_tree and self.capture is not None:  # nodes that nothing follows
             nodes = padded(nodes)
-        first, seen = (batch.lengths - batch.padding + (ahead - width)).to(self.device), self.seen.to(self.device)
-        return self._input_ids(batch, ahead, width), first, seen, bounds, slots[:num_slots], *nodes
+        return (
+            self._input_ids(batch, ahead, width),
+            (batch.lengths - batch.padding + (ahead - width)).to(self.device),
+            self.seen.to(self.device),
+            bounds,
+            slots[:num_slots],
+            *nodes,
+        )
 
     @property
     def between_positions(self) -> bool:

@@ -169,9 +169,14 @@ class TracedPass(nn.Module):
             nodes = nodes_of(Tree(torch.stack(parents, 1), depth=num_nodes), torch.full((num_rows,), end - num_nodes))
         else:
             nodes = no_nodes(num_rows, end)
-        bounds = torch.tensor([[end + NUM_SPARE - 1, last, 0]]).repeat(num_rows, 1)
-        fed = self.fed(num_rows, num_columns, generator)
-        return *fed, torch.full((num_rows,), seen), known, bounds, torch.arange(end), *nodes
+        return (
+            *self.fed(num_rows, num_columns, generator),
+            torch.full((num_rows,), seen),
+            known,
+            torch.tensor([[end + NUM_SPARE - 1, last, 0]]).repeat(num_rows, 1),
+            torch.arange(end),
+            *nodes,
+        )
 
     @property
     def samples(self) -> list[tuple[Tensor, ...]]:

@@ -120,8 +120,8 @@ class RoundCosts:
             if self.fits:
                 nearest = min(self.fits, key=lambda other: max(other / size, size / other))
                 known, plain_step = self.fits[nearest].costs, self.fits[nearest].plain_step
-                mean = known.verify + (known.uneven[-1] - known.uneven[0]) / (len(known.uneven) - 1)  # of one more node
-                costs = Costs(known.draft, mean * costs.verify / self.verify(nearest), known.start, known.level)
+                slope = (known.steps(0, EDGES[-1]) - known.steps(0, 1)) / (EDGES[-1] - 1)
+                costs = Costs(known.draft, slope * costs.verify / self.verify(nearest), known.start, known.level)
             self.fits = {**self.fits, size: _Fit(costs, plain_step)}
         return self.fits[size]
 
