@@ -54,7 +54,7 @@ class CompiledHead:
         num_rows, width = tokens.shape
         if width > MAX_COLUMNS:
             return None
-        caches = cache.keys_and_values(num_rows, self.attention.shape_of_keys(), states.dtype, states.device)
+        caches = cache.tensors(num_rows, self.attention.shape_of_keys(), states.dtype, states.device)
         if (len(self.slots), len(self.bounds)) != (cache.capacity, num_rows):  # not in each step
             self.slots = torch.arange(cache.capacity, device=self.device)
             self.bounds = torch.full((num_rows, 3), cache.capacity - 1, device=self.device)
@@ -96,7 +96,7 @@ class CapturedHead(CompiledHead):
         return super().__call__(cache, tokens, states, first - more, seen, num_last, are_drafted, nodes)
 
     def _found(self, cache: RaggedCache, inputs: list[Tensor]) -> list[Tensor]:
-        num_given = len(inputs) - 2 * self.one_pass.num_layers - self.takes_table  # the others stay where they are
+        num_given = len(inputs) - self.one_pass.num_tensors - self.takes_table  # the others stay where they are
         given, fixed = inputs[:num_given], inputs[num_given:]
         kind = "head", self.takes_table and fixed[0].data_ptr()
         found = self.replays(cache, lambda *tensors: self.run([*tensors, *fixed]), tuple(given), kind)

@@ -1,6 +1,6 @@
 """Ragged passes that run from a file, see `exported`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -25,40 +25,49 @@ class AheadModel(StaticModel):
         super().__init__(model, clamp_ids)
 
     def _is_static(self, width: int, ahead: int = 0) -> bool:
-        return width <= MAX_COLUMNS and not self.between_positions
+        return width <= MAX_COLUMNS and not self.between_positions and self.cache.recurrence.keeps_each(width, ahead)
 
     def num_slots(self, end: int) -> int:
         return self.all_slots or end
 
     def _one_pass(self, inputs: tuple[Tensor, ...], num_last: int) -> Callable[..., Tensor]:
-        caches = self._caches(inputs)
+        cached = next(self._cached(inputs, [inputs[0].shape[1]]))
 
         def one_pass(*tensors: Tensor) -> Tensor:
             width, slots = tensors[0].shape[1], tensors[4]
             columns = slots[max(0, width - num_last) : width]
-            return self.one_pass([*(t.contiguous() for t in tensors), columns, *caches])[0]
+            return self.one_pass([*(t.contiguous() for t in tensors), columns, *cached])[0]
 
         return one_pass
 
     def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
         ends, widths = self._begin(batch, ahead=0)
-        if not self._is_static(max(widths)) or num_logits(self.original) > vocab_size:
+        width, ahead = max(widths), num_tokens - 1  # the last one is not fed
+        if not self._is_static(width) or num_logits(self.original) > vocab_size:
             return None
-        inputs = self._tensors(batch, 0, max(widths), max(ends) + num_tokens - 1)
-        caches, drawn = self._caches(inputs), []
+        inputs = self._tensors(batch, 0, width, max(ends) + ahead)
+        self.cache.recurrence.begin(self.host_seen, width + ahead, ahead, has_filler=min(widths) < width)
+        drawn: list[Tensor] = []
         tokens, first, seen, bounds, slots, *nodes = (tensor.contiguous() for tensor in inputs)
-        for _ in range(num_tokens):
+        for cached in self._cached(inputs, [width] + [1] * ahead):
             width = tokens.shape[1]
-            found = self.one_pass([tokens, first, seen, bounds, slots, *nodes, slots[width - 1 : width], *caches])
+            found = self.one_pass([tokens, first, seen, bounds, slots, *nodes, slots[width - 1 : width], *cached])
             first = seen = first + width
             drawn.append(found[1])
             tokens = self.readable(drawn[-1])
-        ahead = num_tokens - 1  # the last one was not fed
         self._finish([end + ahead for end in ends], batch.lengths - batch.padding + ahead, num_tokens)
         return torch.cat(drawn, 1)
 
-    def _caches(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-        """What a pass writes to: keys and then values of all layers."""
-        caches = self.cache.keys_and_values(len(inputs[0]), self.layers.shape_of_keys(), self.dtype, self.device)
-        assert all(part.is_contiguous() for part in caches), "compiled for strides that follow from sizes"
-        return caches
+    def _cached(self, inputs: tuple[Tensor, ...], widths: list[int]) -> Iterator[list[Tensor]]:
+        """What passes of these widths, one after the other, read and write of all layers; see `Layout`."""
+        recurrence, states = self.cache.recurrence, None
+        first = recurrence.num_states - 1
+        if recurrence.layers:
+            states, _ = recurrence.in_buffers()
+            recurrence.keep(states)
+        like = len(inputs[0]), self.layers.shape_of_keys(), self.dtype, self.device
+        for width in widths:
+            cached = self.cache.tensors(*like, states, slice(first, first + width))
+            assert all(part.is_contiguous() for part in cached), "compiled for strides that follow from sizes"
+            yield cached
+            first += width

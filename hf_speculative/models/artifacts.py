@@ -33,6 +33,7 @@ from .pieces import CannotCut, pieces_of
 from .pool import own_tensors
 from .shallow import install_capturing_hooks
 from .states import runs_more
+from .stepped import with_stepped_mixers
 from .traced import HeadPass, Pass, TracedPass, sizes_that_vary
 
 #: rough costs, to estimate whether compiling pays: Python's time a layer, and the bytes that a core reads a second
@@ -115,7 +116,7 @@ class Files:
             bound = [exported.load(packages[path], part) for path, part in zip(self.paths, self.parts, strict=True)]
         if len(bound) == 1:
             return bound[0]
-        return PassOfPieces(bound, self.whole.recorded)
+        return PassOfPieces(bound, self.whole.recorded, self.whole.layouts)
 
 
 def files_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Files:
@@ -275,5 +276,5 @@ def _has_no_power_to_spare() -> bool:
 def _pass(model: PreTrainedModel, recorded: tuple[int, ...]) -> TracedPass:
     if recorded:
         install_capturing_hooks(model)  # before a copy shares its layers
-    folded = with_folded_attention(model)
-    return HeadPass(folded) if is_head(model) else Pass(folded, recorded)
+    twin = with_stepped_mixers(with_folded_attention(model))
+    return HeadPass(twin) if is_head(model) else Pass(twin, recorded)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..hf_compat import without_modes
 from ..hf_compat.compiled import CompiledFunction
 from .places import in_rows
-from .traced import NUM_PLACES
+from .traced import NUM_PLACES, Layout, by_layer
 
 
 class BoundPass:
@@ -40,26 +40,25 @@ class PassOfPieces:
     Args:
         pieces: each a `BoundPass`, see `pieces_of`.
         recorded: the layers whose states a pass returns.
+        layouts: of the layers.
     """
 
-    def __init__(self, pieces: list[Any], recorded: tuple[int, ...]):
-        self.pieces, self.recorded = pieces, recorded
+    def __init__(self, pieces: list[Any], recorded: tuple[int, ...], layouts: list[Layout]):
+        self.pieces, self.recorded, self.layouts = pieces, recorded, layouts
         self.before, *self.layers, self.after = pieces
         self.kept_at: dict[int, list[int]] = {}
         for place, layer in enumerate(recorded):
             self.kept_at.setdefault(layer % (len(self.layers) + 1), []).append(place)
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
-        num_layers = len(self.layers)
         states, places, *shared = self.before(inputs[:NUM_PLACES])
         slots, columns, record = inputs[4], inputs[NUM_PLACES], inputs[NUM_PLACES + 1]
-        caches = inputs[len(inputs) - 2 * num_layers :]
-        for index, layer in enumerate(self.layers):
+        for index, (layer, cached) in enumerate(zip(self.layers, by_layer(self.layouts, inputs), strict=True)):
             for place in self.kept_at.get(index, ()):
                 size = states.shape[2]
                 rows, slots_of_rows = in_rows(places, places.device)
                 record[rows, slots_of_rows, place * size : (place + 1) * size] = states
-            (states,) = layer([states, places, slots, *shared, caches[index], caches[num_layers + index]])
+            (states,) = layer([states, places, slots, *shared, *cached])
         return self.after([states, columns])
 
 

@@ -22,7 +22,19 @@ NOT_OF_LAYERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
 #: attributes that change nothing of a module
 NOT_OF_MODULES = ("name_or_path", "layer_idx", "num_layers", "call", "samples", "recorded")
 #: modules whose source decides what is compiled
-SOURCES = ["exported", "traced", "pieces", "masks", "attention", "linears", "native", "places", "states"]
+SOURCES = [
+    "exported",
+    "traced",
+    "pieces",
+    "masks",
+    "attention",
+    "linears",
+    "native",
+    "places",
+    "states",
+    "steps",
+    "stepped",
+]
 
 
 def described(model: nn.Module, config: PretrainedConfig, *others: str) -> str:

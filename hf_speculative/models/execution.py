@@ -21,7 +21,6 @@ from .choice import Path, choose
 from .encoder_decoder import multimodal_class_for
 from .folder import FOLDER, OFF
 from .inputs import Inputs
-from .masks import is_recurrent
 from .model_state import kept_with
 from .multimodal import AheadMultimodalModel, MultimodalModel, StaticMultimodalModel
 from .positions import counts_itself
@@ -167,8 +166,6 @@ def how_passes_run(compile: bool | str | None, *models: PreTrainedModel | None) 
 
 def uncompilable_reason(model: PreTrainedModel) -> str | None:
     """Why passes of `model`, which takes the ragged path, cannot be compiled; `None` if they can."""
-    if is_recurrent(model):
-        return "has recurrent layers, whose states compiled passes do not keep"
     return eager_reason(model) or artifacts.unsupported_reason(model)
 
 

@@ -5,8 +5,10 @@ as well, which torch would compile separately. So each file is tested at 1 row, 
 Linear layers that multiply by our kernel do so in the file as well.
 """
 
+import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -57,8 +59,7 @@ def compile_to(path: Path, module) -> None:
     from torch._inductor import aoti_compile_and_package
     from torch.fx.experimental import proxy_tensor
 
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own deprecations
+    with torch.no_grad(), _silent_compiler():
         program = export(module)
         settings = {
             "aot_inductor.package_constants_in_so": False,
@@ -69,6 +70,20 @@ def compile_to(path: Path, module) -> None:
         finally:
             # torch keeps the last traced graph until the next trace, and with it the model's weights.
             getattr(proxy_tensor, "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT", {}).clear()
+
+
+@contextmanager
+def _silent_compiler() -> Iterator[None]:
+    """Without torch's own deprecations, and what it says of operators that it calls in a slower way."""
+    log = logging.getLogger("torch._inductor.ir")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 class Checked:
@@ -85,8 +100,8 @@ class Checked:
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
         others = [tensor.clone() for tensor in inputs]
         found, expected = self.compiled(inputs), self.module(*others)
-        expected = [expected] if isinstance(expected, Tensor) else list(expected)
-        pairs = zip(expected[: self.num_outputs] + others, found[: self.num_outputs] + inputs, strict=True)
+        expected = ([expected] if isinstance(expected, Tensor) else list(expected))[: self.num_outputs]
+        pairs = zip(expected + others, found[: len(expected)] + inputs, strict=True)
         if not all(_is_close(one, other) for one, other in pairs):
             raise Differs(f"{type(self.module).__name__} is computed otherwise than by the model")
         return found
@@ -103,7 +118,7 @@ def check(compiled: Runs, module: TracedPass, parts: Sequence[nn.Module] = ()) -
     if isinstance(compiled, PassOfPieces):
         *pieces, after = map(Checked, compiled.pieces, parts)
         after.num_outputs = 1  # the logits
-        compiled = PassOfPieces([*pieces, after], compiled.recorded)
+        compiled = PassOfPieces([*pieces, after], compiled.recorded, compiled.layouts)
     for seed, (num_rows, num_columns, seen, num_nodes) in enumerate(TRIED):
         inputs, others = (module.sample(num_rows, num_columns, seen, num_nodes, seed=seed) for _ in range(2))
         expected, found = module(*inputs), compiled(list(others))

@@ -17,7 +17,7 @@ from ..hf_compat import tree_map
 from .attention import fold, folds_by
 from .places import fed_places
 from .shallow import LayerProxy, decoder_layers, duplicate, exchanged
-from .traced import SAMPLES, Pass, TracedCache
+from .traced import SAMPLES, Layout, Pass, TracedCache
 
 
 class CannotCut(RuntimeError):
@@ -49,29 +49,31 @@ class Watch:
 
     Attributes:
         num_layers: of the model.
+        num_tensors: that its layers cache.
         result: the last layer's output; `None` while the layers run.
-        is_tuple: layers give their states in a tuple.
+        num_others: what layers give beside their states, in a tuple; `None`: they give no tuple.
         states: what the layers are given one after the other.
         calls: arguments and named arguments of each, with `Given` and `Shared` in the place of tensors.
         shared: the tensors that `Shared` names.
     """
 
     num_layers: int
+    num_tensors: int
     result: Tensor | None = None
-    is_tuple: bool = False
+    num_others: int | None = None
     states: list[Tensor] = field(default_factory=list)
     calls: list[Any] = field(default_factory=list)
     shared: list[Tensor] = field(default_factory=list)
 
     @property
-    def no_caches(self) -> list[Any]:
-        """In the place of keys and values, which stand-ins do not read."""
-        return [None] * (2 * self.num_layers)
+    def no_caches(self) -> list[Tensor]:
+        """In the place of what layers cache, which stand-ins do not read."""
+        return [torch.empty(0)] * self.num_tensors
 
     def begin(self, result: Tensor | None = None) -> None:
         self.result, self.states, self.calls, self.shared = result, [], [], []
 
-    def call(self, args: tuple, kwargs: dict) -> Tensor | tuple[Tensor]:
+    def call(self, args: tuple, kwargs: dict) -> Tensor | tuple[Tensor | None, ...]:
         """Record a layer's call, and return a stand-in for its output."""
         states = args[0] if args else kwargs.get("hidden_states")
         if not isinstance(states, Tensor) or (self.states and states is not self.states[-1]):
@@ -82,7 +84,7 @@ class Watch:
         is_last = len(self.calls) == self.num_layers
         output = self.result if is_last and self.result is not None else states.clone()
         self.states.append(output)
-        return (output,) if self.is_tuple else output
+        return output if self.num_others is None else (output, *[None] * self.num_others)
 
     def _noted(self, value: Any, states: Tensor) -> Any:
         if value is states:
@@ -137,6 +139,8 @@ class Before(nn.Module):
         """Make masks additive, once for all layers, folded ones included."""
         if isinstance(masks, dict):
             return {kind: self._additive(mask) for kind, mask in masks.items()}  # type: ignore[misc]
+        if masks.ndim == 2:  # of columns, for recurrent layers
+            return masks
         if masks.dtype == torch.bool:
             masks = torch.zeros((), dtype=self.whole.model.dtype).where(masks, float("-inf"))
         width = masks.shape[2]
@@ -150,27 +154,35 @@ class Layer(nn.Module):
     Args:
         call: arguments and named arguments, as in `Watch.calls`.
         num_layers: of the model: where layers of a cache may be looked for.
+        layout: what it caches.
         samples: what `forward` takes, in passes of the two `SAMPLES`.
     """
 
-    def __init__(self, layer: nn.Module, call: Any, num_layers: int, samples: Sequence[tuple[Tensor, ...]]):
+    def __init__(
+        self, layer: nn.Module, call: Any, num_layers: int, layout: Layout, samples: Sequence[tuple[Tensor, ...]]
+    ):
         super().__init__()
-        self.layer, self.call, self.num_layers, self.samples = layer, call, num_layers, samples
+        self.layer, self.call, self.num_layers, self.layout, self.samples = layer, call, num_layers, layout, samples
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """
         Args:
             tensors: states `(batch, q, hidden)`, the slots `(batch, q)` of the columns, `(n,)` those that attention looks at,
-                what is shared, keys and values `(batch, heads, capacity, dim)`.
+                what is shared, and the tensors of its layout.
 
         Returns:
             States `(batch, q, hidden)`.
         """
-        states, places, slots, *shared, keys, values = tensors
-        cache = TracedCache([keys] * self.num_layers, [values] * self.num_layers)
+        num_given = len(tensors) - self.layout.num_tensors
+        states, places, slots, *shared = tensors[:num_given]
+        cache = TracedCache([self.layout], [tensors[num_given:]])
+        cache.layers *= self.num_layers
         cache.slots, cache.end = places, slots.shape[0]
+        cache.recurrence.enter(places.shape[1], is_filler=places >= cache.end)
 
         def given(value: Any) -> Any:
+            if isinstance(value, Shared) and value.index >= len(shared):
+                return None  # models that are not compiled drop the mask over a single column
             if isinstance(value, Shared):
                 vars(shared[value.index])["folded"] = {kind: shared[index] for kind, index in value.folded}
                 return shared[value.index]
@@ -178,6 +190,7 @@ class Layer(nn.Module):
 
         args, kwargs = tree_map(given, self.call)
         output = self.layer(*args, **kwargs)
+        cache.recurrence.leave()
         return output[0] if isinstance(output, tuple) else output
 
 
@@ -217,22 +230,23 @@ def pieces_of(whole: Pass) -> list[nn.Module]:
     layers = list(model.get_submodule(path))
     if any(layer % (len(layers) + 1) == len(layers) for layer in whole.recorded):
         raise CannotCut("the states behind the last layer are asked for")
-    watch = Watch(len(layers))
+    watch = Watch(len(layers), whole.num_tensors)
     watched = {f"model.{path}.{index}": WatchedLayer(_hollow(layer), watch) for index, layer in enumerate(layers)}
     hollow, generator = exchanged(whole, watched), torch.Generator().manual_seed(0)
     places = [whole.places(*sizes[:4], generator) for sizes in SAMPLES]
-    caches = [[whole.random_cache(*sizes[:3], generator) for _ in range(2)] for sizes in SAMPLES]
     before = Before(hollow, watch, folds_by(model), places)
-    try:
-        given = _given(before)
-    except CannotCut:
-        watch.is_tuple = True
-        given = _given(before)
-    samples = [
-        (states, slots, fed[4], *shared, *keys_and_values)
-        for (states, slots, *shared), fed, keys_and_values in zip(given, places, caches, strict=True)
+    given = _given(before)
+    samples = {
+        layout: [
+            (states, slots, fed[4], *shared, *whole.random_cache(layout, *sizes[:3], generator))
+            for (states, slots, *shared), fed, sizes in zip(given, places, SAMPLES, strict=True)
+        ]
+        for layout in {*whole.layouts}
+    }
+    own = [
+        Layer(layer, call, len(layers), layout, samples[layout])
+        for layer, call, layout in zip(layers, watch.calls, whole.layouts, strict=True)
     ]
-    own = [Layer(layer, call, len(layers), samples) for layer, call in zip(layers, watch.calls, strict=True)]
     columns = (torch.arange(num_kept) for *_, num_kept in SAMPLES)
     after = [(states, kept) for (states, *_), kept in zip(given, columns, strict=True)]
     return [before, *own, After(hollow, watch, after)]
@@ -247,9 +261,11 @@ def _hollow(layer: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def _given(before: Before) -> list[tuple[Tensor, ...]]:
-    try:
-        return [before(*places) for places in before.samples]
-    except CannotCut:
-        raise
-    except Exception as error:  # a model that does something with what its layers give
-        raise CannotCut(f"it does not run on stand-ins for its layers ({type(error).__name__}: {error})") from error
+    for before.watch.num_others in (None, 0, 1):
+        try:
+            return [before(*places) for places in before.samples]
+        except Exception as error:  # a model that does something with what its layers give
+            cause = error
+    if isinstance(cause, CannotCut):
+        raise cause
+    raise CannotCut(f"it does not run on stand-ins for its layers ({type(cause).__name__}: {cause})") from cause

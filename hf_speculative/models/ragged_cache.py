@@ -5,7 +5,7 @@ is a smaller length, without a copy. Rows that leave free their lanes, which oth
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from transformers import Cache, CacheLayerMixin
 from ..hf_compat import LinearAttentionLayer
 from ..types import uploaded
 from .places import in_rows
-from .recurrent_cache import Recurrence, RecurrentLayer
+from .recurrent_cache import Key, Recurrence, RecurrentLayer
 
 #: slots that are allocated ahead of what a pass needs, if the request may use them
 MAX_AHEAD = 1024
@@ -181,21 +181,36 @@ class RaggedCache(Cache):
         """Layers with slots, `recorded` behind the model's."""
         return [layer for layer in (*self.layers, self.recorded) if isinstance(layer, RaggedLayer)]
 
-    def keys_and_values(
-        self, num_rows: int, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+    def tensors(
+        self,
+        num_rows: int,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+        states: Mapping[Key, Tensor] | None = None,
+        columns: slice = slice(0),
     ) -> list[Tensor]:
-        """Keys and then values of all layers and the rows running, for a pass that writes to them from outside.
+        """What a pass reads and writes from outside of each layer, for the rows running; see `Layout`.
 
         Args:
             num_rows, shape, dtype, device: of what is allocated if no pass has been run; `shape` is heads and their width.
+            states: `Recurrence.in_buffers`; those after `columns` of them are written, that before is read.
         """
-        if not self.layers[0].is_initialized:
-            heads, dim = shape
-            nothing = torch.empty(num_rows, heads, 0, dim, dtype=dtype, device=device)
-            for layer in self.layers:
-                layer.lazy_initialization(nothing, nothing)
-        keys, values = zip(*(layer.filled() for layer in self.layers), strict=True)
-        return [*keys, *values]
+        heads, dim = shape
+        nothing = torch.empty(num_rows, heads, 0, dim, dtype=dtype, device=device)
+        of_layers: dict[int, list[Tensor]] = {}
+        for key in sorted(states or ()):
+            state = states[key]  # type: ignore[index]
+            of_layers.setdefault(key[0], []).extend([state[columns.start], state[columns.start + 1 : columns.stop + 1]])
+        tensors: list[Tensor] = []
+        for layer in self.layers:
+            if isinstance(layer, RaggedLayer):
+                if not layer.is_initialized:
+                    layer.lazy_initialization(nothing, nothing)
+                tensors += layer.filled()
+            if isinstance(layer, RecurrentLayer):
+                tensors += of_layers[layer.place]
+        return tensors
 
     def first(self, window: int | None) -> int:
         """The first slot that a query of this pass sees through a `window`: what lies before would only cost time."""

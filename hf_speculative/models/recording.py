@@ -3,6 +3,8 @@
 Both paths keep them by position, so that there is nothing to roll back: what a later pass feeds again, it writes again.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -77,13 +79,13 @@ class StaticRecordingModel(RecordingModel, StaticModel):
 class AheadRecordingModel(RecordingModel, AheadModel):
     """The same with passes that were compiled ahead of time, which keep these states as well."""
 
-    def _caches(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-        caches = super()._caches(inputs)
+    def _cached(self, inputs: tuple[Tensor, ...], widths: list[int]) -> Iterator[list[Tensor]]:
         if not self.recording.is_initialized:
             size = len(self.recorded) * self.layers.config.hidden_size
             nothing = torch.empty(len(inputs[0]), 1, 0, size, dtype=self.dtype)
             self.recording.lazy_initialization(nothing, nothing[..., :0])
-        return [self.states, *caches]
+        for cached in super()._cached(inputs, widths):
+            yield [self.states, *cached]
 
 
 class RecordingUniversalModel(UniversalModel):

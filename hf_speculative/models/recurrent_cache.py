@@ -41,7 +41,7 @@ class RecurrentLayer(LinearAttentionLayer):
     def begin_columns(self) -> None:
         """A pass begins: what its mixers find."""
         recurrence, self.windows, self.steps = self.recurrence, {}, None  # type: ignore[var-annotated]
-        for name, states in _states_of(self):
+        for name, states in states_of(self):
             for index in states:
                 columns = recurrence.columns.get((self.place, name, index))
                 state = None if columns is None else columns[-1]
@@ -80,7 +80,7 @@ class RecurrentLayer(LinearAttentionLayer):
             RuntimeError: a mixer has read several columns from a state in a way of its own.
         """
         recurrence = self.recurrence
-        for name, states in _states_of(self):
+        for name, states in states_of(self):
             for index, state in states.items():
                 if state is None:
                     continue
@@ -108,7 +108,7 @@ class RecurrentLayer(LinearAttentionLayer):
         return self.steps.states
 
 
-def _states_of(layer: LinearAttentionLayer) -> list[tuple[str, dict[int, Tensor | None]]]:
+def states_of(layer: LinearAttentionLayer) -> list[tuple[str, dict[int, Tensor | None]]]:
     return [("conv", layer.conv_states), ("recurrent", layer.recurrent_states)]
 
 
@@ -116,7 +116,7 @@ def _moved_right(inputs: Tensor, size: int, num_filler: Tensor) -> Tensor:
     """The first `size` of `inputs (batch, ..., n)` moved past each row's first `num_filler (batch,)` columns after them."""
     place, by = torch.arange(inputs.shape[-1], device=inputs.device), num_filler[:, None]
     source = torch.where((place >= by) & (place < by + size), place - by, place)
-    return inputs.gather(-1, source.view(len(inputs), *[1] * (inputs.ndim - 2), -1).expand_as(inputs))
+    return inputs.gather(-1, source.view(inputs.shape[0], *[1] * (inputs.ndim - 2), -1).expand_as(inputs))
 
 
 class Recurrence:
@@ -128,7 +128,7 @@ class Recurrence:
         behind: of each state, that of the rows that are done, the last ones first.
         starts, ends: tokens that each row had read at the last rollback, and has read now.
         num_states: states that are kept: the last ones, a column each; columns of a row end in the last one.
-        buffers: of each state, where captured passes read it, and write those after each column: `(columns + 1, rows, ...)`.
+        buffers: of each state, where captured and compiled passes read it, and write those after each column: `(room, ...)`.
         num_columns, is_stepped, has_filler: of the pass under way, or of several in one graph: their columns, whether the
             state after each is kept, and whether some leave states as they are.
         width, is_filler: of the pass that a model runs: its columns, and which of them `(batch, width)` are filler, if any.
@@ -175,35 +175,42 @@ class Recurrence:
         for layer in self.layers:
             layer.finish_columns()
 
-    def can_be_captured(self, width: int, ahead: int) -> bool:
-        """Whether a pass has one state to begin with, and keeps that after each column."""
-        return not self.layers or (bool(self.columns) and self.num_states == 1 and width <= NARROW + max(ahead, 0))
+    def keeps_each(self, width: int, ahead: int) -> bool:
+        """Whether a pass over `width` columns would go on from a state, and keep that after each."""
+        return not self.layers or (bool(self.columns) and width <= NARROW + max(ahead, 0))
 
-    def in_buffers(self) -> tuple[dict[Key, list[Tensor]], bool]:
-        """The `columns` of a captured pass, which reads the first; and whether other buffers were made for lack of room."""
-        states = {key: state for key, (state,) in self.columns.items()}
-        found = next((tuple(buffer.shape[:2]) for buffer in self.buffers.values()), (0, 0))
-        wanted = self.num_columns + 1, len(self.ends)
-        room = tuple(map(max, found, wanted))
-        if grown := room != found:
-            room = wanted if prod(room) > 4 * prod(wanted) else room
-            self.buffers = {key: state.new_zeros(*room, *state.shape[1:]) for key, state in states.items()}
-        rows, most = slice(len(self.ends)), self.num_columns + 1
-        columns = {key: list(self.buffers[key][:most, rows].unbind()) for key in states}
-        torch._foreach_copy_([first for first, *_ in columns.values()], list(states.values()))
-        return columns, grown
+    def in_buffers(self) -> tuple[dict[Key, Tensor], bool]:
+        """The states before a pass, and room for those after each column: `(states + columns, rows, ...)`.
 
-    def over(self, states: dict[Key, list[Tensor]], function: Callable[..., Any]) -> Callable[..., Any]:
+        Returns:
+            They, and whether other buffers were made for lack of room.
+        """
+        wanted = self.num_states + self.num_columns, len(self.ends)
+        room = next((len(buffer) for buffer in self.buffers.values()), 0)
+        if grown := not prod(wanted) <= room <= 4 * prod(wanted):
+            like = {key: columns[0] for key, columns in self.columns.items()}
+            self.buffers = {key: state.new_zeros(prod(wanted), *state.shape[1:]) for key, state in like.items()}
+        states = {key: self.buffers[key][: prod(wanted)].unflatten(0, wanted) for key in self.columns}
+        pairs = [pair for key, held in self.columns.items() for pair in zip(states[key], held, strict=False)]
+        if moved := [(goal, state) for goal, state in pairs if goal.data_ptr() != state.data_ptr()]:
+            torch._foreach_copy_(*map(list, zip(*moved, strict=True)))
+        return states, grown
+
+    def over(self, states: dict[Key, Tensor], function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, whose passes read the first of `states`, see `in_buffers`, and leave theirs in the others."""
 
         def run(*tensors: Tensor) -> Any:
             self.columns = {key: [columns[0]] for key, columns in states.items()}
             output = function(*tensors)
             for key, columns in states.items():
-                torch._foreach_copy_(columns[1:], self.columns[key][1:])
+                torch._foreach_copy_(list(columns[1:]), self.columns[key][1:])
             return output
 
         return run
+
+    def keep(self, states: dict[Key, Tensor]) -> None:
+        """A pass has left the state after each column in its buffers."""
+        self.columns = {key: list(columns) for key, columns in states.items()}
 
     def reads_before(self, seen: list[int], width: int, ahead: int) -> bool:
         """Whether a pass over draft tokens is split: no state is kept column by column while much before them is read."""
@@ -281,7 +288,7 @@ class Recurrence:
         """Begin with the states of transformers' own `cache`, whose rows have read `seen` tokens."""
         self.clear()
         for place, layer in enumerate(_recurrent(cache)):
-            for name, states in _states_of(layer):
+            for name, states in states_of(layer):
                 held = {index: state for index, state in states.items() if state is not None}
                 self.columns |= {(place, name, index): [state.clone()] for index, state in held.items()}
         self.starts = self.ends = list(seen)

@@ -72,7 +72,7 @@ class Replays:
             function = captured[kind] = captured.pop(kind)  # those replayed last are behind
         output = function(*inputs)
         if states is not None:
-            recurrence.columns = states
+            recurrence.keep(states)
         return output
 
     def _make(self, capture: Capture, cache: RaggedCache, function, inputs: tuple[Tensor, ...], kind: tuple) -> None:

@@ -108,7 +108,8 @@ class StaticModel(RaggedModel):
             return True
         if width > MAX_COLUMNS or 0 in self.host_seen or self.between_positions:
             return False
-        return self.cache.recurrence.can_be_captured(rounded_up(width), ahead)
+        recurrence = self.cache.recurrence
+        return recurrence.num_states == 1 and recurrence.keeps_each(rounded_up(width), ahead)
 
     def _tensors(self, batch: Batch, ahead: int, width: int, end: int) -> tuple[Tensor, ...]:
         """What `ragged_pass` takes, for a pass of `width` columns up to `ahead`, with room for slots `[0, end)`."""

@@ -86,14 +86,14 @@ def _stepped(module: nn.Module) -> nn.Module | None:
     own = types.FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     own.__kwdefaults__ = forward.__kwdefaults__
 
-    def run(*args, **kwargs):
+    def run(self, *args, **kwargs):
         under_way[0] = _steps_of(module.layer_idx, args, kwargs)
         try:
-            return own(twin, *args, **kwargs)
+            return own(self, *args, **kwargs)
         finally:
             under_way[0] = None  # and with it the states
 
-    twin.forward = run
+    twin.forward = types.MethodType(run, twin)  # which a copy of the twin binds to itself
     return twin
 
 

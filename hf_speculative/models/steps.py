@@ -1,4 +1,7 @@
-"""Recurrences, run column by column from a state, whose last states are kept."""
+"""Recurrences over several columns from a state: column by column, or all at once where columns are not counted."""
+
+import sys
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -33,6 +36,121 @@ class Steps:
             del self.states[: -self.num_kept]
         return state
 
+    def next_head(self, run: Callable[["Steps"], Tensor]) -> Tensor:
+        """The output of `run` over the next one of the state's heads, each of which runs alone."""
+        of_head = Steps(self.state[:, len(self.heads)], self.is_filler, sys.maxsize)
+        output = run(of_head)
+        self.heads.append(of_head.states)
+        if len(self.heads) == self.state.shape[1]:
+            for states in zip(*self.heads, strict=True):
+                self.advance(torch.stack(states, 1))
+        return output
+
+    def delta_rule(self, query: Tensor, key: Tensor, value: Tensor, log_decays: Tensor, beta: Tensor) -> Tensor:
+        """Decay the state `(batch, heads, dim, value dim)` in each column, and replace what the key retrieves.
+
+        Args:
+            query, key: `(batch, columns, heads, dim)`.
+            value: `(batch, columns, heads, value dim)`.
+            log_decays: `(batch, columns, heads, 1 or dim)`.
+            beta: `(batch, columns, heads, 1)`.
+
+        Returns:
+            What queries retrieve, like `value`.
+        """
+        decays = log_decays.exp()[..., None]
+        learns, finds, key = (value * beta)[..., None, :], (key * -beta)[..., None, :], key[..., None]
+        query = query[..., None, :]
+        outputs = []
+        for column in range(value.shape[1]):
+            state = self.state.float() * decays[:, column]
+            delta = finds[:, column] @ state + learns[:, column]
+            state = self.advance(torch.addcmul(state, key[:, column], delta))
+            outputs.append(query[:, column] @ state)
+        return torch.stack(outputs, 1)[:, :, :, 0]
+
+    def scan(self, log_decays: Tensor, new: Tensor, reads: Tensor) -> Tensor:
+        """Decay the state `(batch, ..., dim, states)` in each column, add what is new, and read it.
+
+        Args:
+            log_decays, new: `(batch, columns, ..., dim, states)`, where decays may have 1 in the place of the last two.
+            reads: `(batch, columns, ..., states)`.
+
+        Returns:
+            `(batch, columns, ..., dim)`.
+        """
+        outputs = []
+        for decay, one, read in zip(log_decays.exp().unbind(1), new.unbind(1), reads.unbind(1), strict=True):
+            state = self.advance((self.state.float() * decay + one).to(self.state.dtype))
+            outputs.append((state.to(reads.dtype) @ read[..., None])[..., 0])
+        return torch.stack(outputs, 1)
+
+
+class AtOnce(Steps):
+    """Any number of columns from a state, without a loop over them: a trace is of no number.
+
+    Decays between columns are products of all pairs, by sums of logarithms; corrections of the delta rule solve a triangular
+    system (Yang et al. 2024, arXiv 2412.06464, section 3.3, of one chunk).
+
+    Args:
+        state: as it was before.
+        after: `(columns, batch, ...)`, for the states after each column.
+        is_filler: as in `Steps`.
+    """
+
+    def __init__(self, state: Tensor, after: Tensor, is_filler: Tensor):
+        super().__init__(state, is_filler)
+        self.after = after
+
+    def next_head(self, run: Callable[[Steps], Tensor]) -> Tensor:
+        head = len(self.heads)
+        self.heads.append([])
+        return run(AtOnce(self.state[:, head], self.after[:, :, head], self.is_filler))  # type: ignore[arg-type]
+
+    def delta_rule(self, query: Tensor, key: Tensor, value: Tensor, log_decays: Tensor, beta: Tensor) -> Tensor:
+        query, key, value, beta = (part.transpose(1, 2) for part in (query, key, value, self._none_of_filler(beta)))
+        since_start, between = self._decays(log_decays)
+        since_start = since_start.transpose(1, 2)
+        # Of what a column writes, what is there at a later one: (batch, heads, later, dim, column).
+        keys = between.permute(0, 3, 1, 4, 2) * key.transpose(-1, -2)[:, :, None]
+        found = (key[..., None, :] @ keys)[..., 0, :]
+        state = self.state.float()
+        delta = beta * (value - (key * since_start) @ state)
+        delta = torch.linalg.solve_triangular(beta * found, delta, upper=False, unitriangular=True)
+        written = (keys.flatten(2, 3) @ delta).unflatten(2, keys.shape[2:4])
+        self._keep((state[:, :, None] * since_start[..., None] + written).movedim(2, 0))
+        read = (query[..., None, :] @ keys)[..., 0, :]
+        return ((query * since_start) @ state + read @ delta).transpose(1, 2)
+
+    def scan(self, log_decays: Tensor, new: Tensor, reads: Tensor) -> Tensor:
+        since_start, between = self._decays(log_decays)
+        new = self._none_of_filler(new)
+        if log_decays.shape[-1] == 1:
+            factors = between.flatten(3).permute(0, 3, 1, 2)
+            written = (factors @ new.flatten(3).transpose(1, 2)).transpose(1, 2).view_as(new)
+        else:
+            written = (between * new[:, None]).sum(2)
+        states = self.state.float()[:, None] * since_start + written
+        self._keep(states.transpose(0, 1))
+        return (states.to(self.state.dtype).to(reads.dtype) @ reads[..., None])[..., 0]
+
+    def _keep(self, states: Tensor) -> None:
+        self.after.copy_(states)
+        self.state = self.after[-1]
+
+    def _none_of_filler(self, values: Tensor) -> Tensor:
+        """`values (batch, columns, ...)` with zeros in columns of filler."""
+        assert self.is_filler is not None
+        return values.masked_fill(self.is_filler.view(*self.is_filler.shape, *[1] * (values.ndim - 2)), 0)
+
+    def _decays(self, logs: Tensor) -> tuple[Tensor, Tensor]:
+        """Decays since the start `(batch, columns, ...)`, and from each column to later ones `(batch, later, column, ...)`."""
+        sums = self._none_of_filler(logs).double().cumsum(1)  # of large sums, small differences
+        width = sums.shape[1]
+        is_later = torch.ones(width, width, dtype=torch.bool, device=logs.device).tril()
+        between = (sums[:, :, None] - sums[:, None]).float().exp()
+        return sums.float().exp(), between.where(is_later.view(1, width, width, *[1] * (logs.ndim - 2)), 0)
+
 
 def unless(is_filler: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """`new (batch, ...)`; `old` in rows `is_filler (batch,)`."""
@@ -66,17 +184,8 @@ def gated_delta_rule(
         query, key = (part * torch.rsqrt(part.square().sum(-1, keepdim=True) + 1e-6) for part in (query, key))
     query = query * query.shape[-1] ** -0.5
     query, key = (part.repeat_interleave(groups, 2) for part in (query, key))
-    decays = g.exp().view(*value.shape[:3], -1, 1)
-    # A matrix for each row and head: the delta rule replaces what the key retrieves.
-    learns, finds, key = (value * beta[..., None])[..., None, :], (key * -beta[..., None])[..., None, :], key[..., None]
-    query = query[..., None, :]
-    outputs = []
-    for column in range(value.shape[1]):
-        state = steps.state.float() * decays[:, column]
-        delta = finds[:, column] @ state + learns[:, column]
-        state = steps.advance(torch.addcmul(state, key[:, column], delta))
-        outputs.append(query[:, column] @ state)
-    return torch.stack(outputs, 1)[:, :, :, 0].to(dtype), steps.state
+    log_decays = g.view(*value.shape[:3], -1)
+    return steps.delta_rule(query, key, value, log_decays, beta[..., None]).to(dtype), steps.state
 
 
 def selective_scan(
@@ -103,17 +212,12 @@ def selective_scan(
         Outputs like `hidden_states`, and the last state `(batch, channels, states)`.
     """
     if steps.state.ndim == 4:  # Zamba scans one head after the other
-        of_head = Steps(steps.state[:, len(steps.heads)], steps.is_filler, hidden_states.shape[2])
-        output, state = selective_scan(of_head, hidden_states, dt, A, B, C, D, z, delta_bias)
-        steps.heads.append(of_head.states)
-        if len(steps.heads) == steps.state.shape[1]:
-            for states in zip(*steps.heads, strict=True):
-                steps.advance(torch.stack(states, 1))
-        return output, state
+        given = hidden_states, dt, A, B, C, D, z, delta_bias
+        return steps.next_head(lambda of_head: selective_scan(of_head, *given)[0]), steps.state[:, 0]
     dt = functional.softplus(dt if delta_bias is None else dt + delta_bias.to(dt.dtype)[:, None]).float()
     x, dt, B, C = (part.transpose(1, 2) for part in (hidden_states, dt, B, C))
     new = dt[..., None] * B.float()[:, :, None] * x.float()[..., None]
-    output = _scan(steps, torch.exp(dt[..., None] * A.float()), new, C).transpose(1, 2)
+    output = steps.scan(dt[..., None] * A.float(), new, C).transpose(1, 2)
     output = output if D is None else output + hidden_states * D[:, None]
     output = output if z is None else output * functional.silu(z)
     return output.to(hidden_states.dtype), steps.state
@@ -146,20 +250,6 @@ def state_space(
     dt = functional.softplus(dt if dt_bias is None else dt + dt_bias.to(dt.dtype))[..., None, None]
     B, C = (part.repeat_interleave(hidden_states.shape[2] // B.shape[2], 2) for part in (B, C))
     new = (dt * B[..., None, :]) * hidden_states[..., None]
-    output = _scan(steps, torch.exp(dt.float() * A.float()[:, None, None]), new, C)
+    output = steps.scan(dt.float() * A.float()[:, None, None], new, C)
     output = output if D is None else output + hidden_states * D[:, None]
     return output.to(hidden_states.dtype), steps.state
-
-
-def _scan(steps: Steps, decays: Tensor, new: Tensor, C: Tensor) -> Tensor:
-    """Decay the state in each column, add what is new, and read it; outputs `(batch, columns, ..., dim)`.
-
-    Args:
-        decays, new: `(batch, columns, ..., dim, states)`.
-        C: `(batch, columns, ..., states)`.
-    """
-    outputs = []
-    for decay, one, read in zip(decays.unbind(1), new.unbind(1), C.unbind(1), strict=True):
-        state = steps.advance((steps.state.float() * decay + one).to(steps.state.dtype))
-        outputs.append((state.to(C.dtype) @ read[..., None])[..., 0])
-    return torch.stack(outputs, 1)

@@ -1,21 +1,25 @@
 """One pass of a model as a function of tensors, for any number of rows, columns and slots: what is compiled ahead of time."""
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Cache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
+from ..hf_compat import LinearAttentionLayer
 from ..types import Tree
 from .cached_model import max_positions_of
 from .masks import AttentionLayers, Nodes, no_nodes, nodes_of
 from .places import fed_places
-from .ragged_cache import RaggedLayer
-from .recurrent_cache import Recurrence
+from .ragged_cache import RaggedRecurrentLayer
+from .recurrent_cache import states_of
 from .states import asked_for, joined
+from .steps import AtOnce
 
 #: the most columns of a pass; longer prompts run eagerly, where Python is a small part of the time
 MAX_COLUMNS = 512
@@ -28,15 +32,79 @@ SAMPLES = (3, 5, 300, 3, 4), (2, 7, 333, 4, 6)
 COLUMNS = tuple(columns for _, columns, *_ in SAMPLES)
 
 
-class TracedLayer(RaggedLayer):
-    """One layer's keys and values `(batch, heads, capacity, dim)`, in a pass that is traced.
+@dataclass(frozen=True)
+class Layout:
+    """The tensors in which a pass finds what a layer caches.
+
+    Attributes:
+        keys: heads and width of keys and of values, which come first, each `(batch, heads, capacity, width)`.
+        states: of each recurrent state its kind, index, shape without rows, and dtype. It is read from one tensor
+            `(batch, ...)`, and that after each column is written to another, `(columns, batch, ...)`.
+    """
+
+    keys: tuple[tuple[int, int], ...] = ()
+    states: tuple[tuple[str, int, tuple[int, ...], torch.dtype], ...] = ()
+
+    @property
+    def num_tensors(self) -> int:
+        return len(self.keys) + 2 * len(self.states)
+
+
+class TracedRecurrence:
+    """What recurrent layers of a traced pass know of it, in the place of a `Recurrence`."""
+
+    is_filler: Tensor | None = None
+
+    def __init__(self, layers: list["TracedLayer"]):
+        self.layers, self.has_filler = layers, bool(layers)
+        for layer in layers:
+            layer.recurrence = self  # type: ignore[assignment]
+
+    def enter(self, width: int, is_filler: Tensor | None) -> None:
+        self.is_filler, self.is_single = is_filler, width == 1  # a trace is of more
+        for layer in self.layers if self.is_single else ():
+            for _, states in states_of(layer):  # written in place
+                states.update({index: state.clone() for index, state in states.items() if state is not None})
+
+    def leave(self) -> None:
+        for layer in self.layers if self.is_single else ():
+            layer.finish_columns()
+
+
+class TracedLayer(RaggedRecurrentLayer):
+    """What one layer caches, in a pass that is traced.
 
     Written by `index_put_`, which the compiler does in place; a `scatter_` would copy the whole cache.
     """
 
-    def __init__(self, cache: "TracedCache", keys: Tensor, values: Tensor):
-        super().__init__(cache)  # type: ignore[arg-type]
-        self.keys, self.values, self.is_initialized = keys, values, True
+    def __init__(self, cache: "TracedCache", layout: Layout, tensors: Sequence[Tensor]):
+        super().__init__(cache, None, len(layout.states))  # type: ignore[arg-type]
+        if layout.keys:
+            self.keys, self.values, *tensors = tensors
+            self.is_initialized = True
+        self.after: dict[tuple[str, int], Tensor] = {}
+        self.windows: dict[int, Tensor] = {}
+        held = dict(states_of(self))
+        for (name, index, *_), state, after in zip(layout.states, tensors[::2], tensors[1::2], strict=True):
+            held[name][index], self.after[name, index] = state, after
+            self.has_previous_state[index] = True
+
+    @property
+    def steps(self) -> AtOnce | None:  # type: ignore[override]
+        state, is_filler = self.recurrent_states.get(0), self.recurrence.is_filler
+        return None if state is None else AtOnce(state, self.after["recurrent", 0], is_filler)  # type: ignore[arg-type]
+
+    def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, *args, **kwargs) -> Tensor:
+        size = self.conv_states[state_idx].shape[-1]
+        inputs = super().update_conv_state(conv_states, state_idx, size)
+        self.after["conv", state_idx].copy_(inputs[..., 1:].unfold(-1, size, 1).movedim(-2, 0))
+        return inputs
+
+    def finish_columns(self) -> None:
+        """A single column was run as in plain decoding."""
+        held = dict(states_of(self))
+        for (name, index), after in self.after.items():
+            after.copy_(held[name][index])  # type: ignore[arg-type]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         cache = self.cache
@@ -49,19 +117,45 @@ class TracedLayer(RaggedLayer):
 
 
 class TracedCache(Cache):
-    """A `RaggedCache` for `ragged_pass` and masks, over keys and values that are inputs of the pass."""
+    """A `RaggedCache` for `ragged_pass` and masks, over tensors that are inputs of the pass: those of each layer."""
 
     start = 0
     end: int
     slots: Tensor
 
-    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]):
-        super().__init__(layers=[TracedLayer(self, *parts) for parts in zip(keys, values, strict=True)])
-        self.recurrence = Recurrence([])
+    def __init__(self, layouts: Sequence[Layout], tensors: Sequence[Sequence[Tensor]]):
+        layers = [TracedLayer(self, *layer) for layer in zip(layouts, tensors, strict=True)]
+        self.recurrence = TracedRecurrence([layer for layer in layers if layer.after])
+        super().__init__(layers=layers)  # type: ignore[arg-type]
 
     def first(self, window: int | None) -> int:
         """Windows look at all slots: what a mask hides changes no shape."""
         return 0
+
+
+def layouts_of(model: PreTrainedModel, layers: AttentionLayers) -> list[Layout]:
+    """What the `layers` of `model` cache; the shapes of recurrent states are those that a short prompt leaves."""
+    if not layers.are_recurrent:
+        return [Layout((layers.shape_of_keys(),) * 2)] * layers.config.num_hidden_layers
+    cache = DynamicCache(config=layers.config)
+    ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+    with torch.no_grad():
+        model(input_ids=ids, use_cache=True, **{layers.cache_name: cache})
+    layouts = []
+    for layer, attends in zip(cache.layers, layers.attends, strict=True):
+        held = states_of(layer) if isinstance(layer, LinearAttentionLayer) else []
+        states = [(name, i, state) for name, by_index in held for i, state in by_index.items() if state is not None]
+        kinds = tuple((name, index, tuple(state.shape[1:]), state.dtype) for name, index, state in states)
+        keys = [(part.shape[1], part.shape[3]) for part in (layer.keys, layer.values)] if attends else []
+        layouts.append(Layout(tuple(keys), kinds))
+    return layouts
+
+
+def by_layer(layouts: Sequence[Layout], tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+    """The last of `tensors`, those of each layer."""
+    ends = [*itertools.accumulate((layout.num_tensors for layout in layouts), initial=0)]
+    first = len(tensors) - ends[-1]
+    return [tensors[first + begin : first + end] for begin, end in itertools.pairwise(ends)]
 
 
 def ragged_pass(
@@ -116,7 +210,8 @@ class TracedPass(nn.Module):
     def __init__(self, model: PreTrainedModel):
         super().__init__()
         self.model, self.layers = model, AttentionLayers(model)
-        self.num_layers: int = self.layers.config.num_hidden_layers
+        self.layouts = layouts_of(model, self.layers)
+        self.num_tensors = sum(layout.num_tensors for layout in self.layouts)
 
     @abstractmethod
     def fed(self, num_rows: int, num_columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -128,18 +223,22 @@ class TracedPass(nn.Module):
 
     def cache_of(self, tensors: Sequence[Tensor]) -> TracedCache:
         """A cache over the last of the arguments of a pass."""
-        return TracedCache(tensors[-2 * self.num_layers : -self.num_layers], tensors[-self.num_layers :])
+        return TracedCache(self.layouts, by_layer(self.layouts, tensors))
 
     def written(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
         """Of the arguments of a pass that is over, all that it may have written but what it wrote to the spare slot."""
-        return [part[:, :, :-1] for part in inputs[-2 * self.num_layers :]]
+        written: list[Tensor] = []
+        for layout, tensors in zip(self.layouts, by_layer(self.layouts, inputs), strict=True):
+            num_keys = len(layout.keys)
+            written += [part[:, :, :-1] for part in tensors[:num_keys]] + [*tensors[num_keys:]]
+        return written
 
     def sample(
         self, num_rows: int, num_columns: int, seen: int, num_nodes: int = 1, num_kept: int | None = None, seed: int = 0
     ) -> tuple[Tensor, ...]:
         """Arguments of a pass over random tokens and caches; every other row feeds a column less than the others.
 
-        These are `places`, the columns whose logits are kept, what else is `given`, and keys and then values of all layers.
+        These are `places`, the columns whose logits are kept, what else is `given`, and the tensors of each layer's `Layout`.
 
         Args:
             num_nodes: of a random tree in each row, which are the last columns; of fewer than 2, the columns are a chain.
@@ -148,14 +247,19 @@ class TracedPass(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         places = self.places(num_rows, num_columns, seen, num_nodes, generator)
         given = self.given(num_rows, seen + num_columns + NUM_SPARE, generator)
-        caches = (self.random_cache(num_rows, num_columns, seen, generator) for _ in range(2 * self.num_layers))
-        return (*places, torch.arange(num_columns)[:num_kept], *given, *caches)
+        caches = (self.random_cache(layout, num_rows, num_columns, seen, generator) for layout in self.layouts)
+        return (*places, torch.arange(num_columns)[:num_kept], *given, *itertools.chain.from_iterable(caches))
 
-    def random_cache(self, num_rows: int, num_columns: int, seen: int, generator: torch.Generator) -> Tensor:
-        """Keys or values of a layer, as `sample` has them."""
-        heads, dim = self.layers.shape_of_keys()
-        shape = (num_rows, heads, seen + num_columns + NUM_SPARE, dim)
-        return torch.randn(shape, generator=generator).to(self.model.dtype)
+    def random_cache(
+        self, layout: Layout, num_rows: int, num_columns: int, seen: int, generator: torch.Generator
+    ) -> list[Tensor]:
+        """What a layer of this layout caches, as `sample` has it."""
+        capacity, shapes = seen + num_columns + NUM_SPARE, list[tuple[tuple[int, ...], torch.dtype]]()
+        for heads, dim in layout.keys:
+            shapes.append(((num_rows, heads, capacity, dim), self.model.dtype))
+        for *_, shape, dtype in layout.states:
+            shapes += [((num_rows, *shape), dtype), ((num_columns, num_rows, *shape), dtype)]
+        return [torch.randn(shape, generator=generator).to(dtype) for shape, dtype in shapes]
 
     def places(
         self, num_rows: int, num_columns: int, seen: int, num_nodes: int, generator: torch.Generator
@@ -208,7 +312,7 @@ class Pass(TracedPass):
         return [torch.zeros(num_rows, capacity, size, dtype=self.model.dtype)] if self.recorded else []
 
     def written(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-        given, end = inputs[NUM_PLACES + 1 : -2 * self.num_layers], len(inputs[4])
+        given, end = inputs[NUM_PLACES + 1 : len(inputs) - self.num_tensors], len(inputs[4])
         return super().written(inputs) + [states[:, end - inputs[0].shape[1] : end] for states in given]
 
     def forward(self, *tensors: Tensor, prepared: Callable[[Any], Any] = lambda masks: masks) -> tuple[Tensor, Tensor]:
@@ -217,14 +321,14 @@ class Pass(TracedPass):
             tensors: those of `ragged_pass`, and these:
             columns: `(m,)`, those whose logits are computed.
             record: if states are `recorded`, one `(batch, capacity, states * hidden)`, for them in their keys' slots.
-            keys, values: of all layers, `(batch, heads, capacity, dim)` each.
+            caches: of all layers, one after the other, the tensors of its `Layout`.
             prepared: as in `ragged_pass`.
 
         Returns:
             Logits `(batch, m, vocab)`, and where they are largest, `(batch, m)`.
         """
         columns, *others = tensors[NUM_PLACES:]
-        record, cache = others[: -2 * self.num_layers], self.cache_of(others)
+        record, cache = others[: len(others) - self.num_tensors], self.cache_of(others)
         asked: dict[str, Any] = {"logits_to_keep": columns} if self.layers.keeps_logits else {}
         if self.recorded:
             asked["output_hidden_states"] = asked_for(self.recorded)
@@ -262,14 +366,14 @@ class HeadPass(TracedPass):
             first, seen, bounds, slots, root, depths, ancestors: as those of `ragged_pass`.
             columns: `(m,)`, those whose logits are computed.
             table: embeddings `(ids, hidden)`; what is past the last id reads as that.
-            keys, values: as those of `Pass`.
+            caches: as those of `Pass`.
 
         Returns:
             Of `m` columns logits `(batch, m, vocab)` over its own vocabulary, the likeliest tokens `(batch, m)` as ids of the
             target, and the head's own states `(batch, m, hidden)`.
         """
         tokens, target_states, drafted, own_states, first, seen, bounds, slots, *others = tensors
-        *tree, columns, table = others[: -2 * self.num_layers]
+        *tree, columns, table = others[: len(others) - self.num_tensors]
         cache = self.cache_of(others)
         ids = torch.cat([tokens, drafted], 1).clamp(max=table.shape[0] - 1)
         queries, cache.slots = fed_places(first, seen, bounds, ids.shape[1])

@@ -26,8 +26,9 @@ from hf_speculative.models.execution import Execution
 from tests.architectures.check import build
 from tests.architectures.inputs import prompts
 from tests.support import heads, tiny
-from tests.support.cases import a_third, slow_but
+from tests.support.cases import RECURRENT, a_third, slow_but
 from tests.support.plain import agrees, same_as_plain, takes_lanes
+from tests.support.rounds import check_rounds
 
 SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16}
 COMPILED = Execution(compile=True)
@@ -136,6 +137,26 @@ def test_what_is_kept_dies_with_its_model(kind, emulated):
     del model, run
     gc.collect()
     assert not any(reference() for reference in gone) and not any(constant.numel() for constant in constants)
+
+
+@pytest.mark.parametrize("kind", a_third(RECURRENT))
+def test_recurrent_layers(kind, emulated, monkeypatch):
+    """Targets and drafts, greedy chains and sampled ones; rows that leave, that start in a lane, and short ones."""
+    model = build("causal", kind)
+    draft = tiny.noisy_copy(model, 0.05)
+    for num_rows, options in ((3, {}), (1, {}), (3, {"do_sample": True, "top_k": 20})):
+        inputs = tiny.prompts(num_rows, width=12) | SETTINGS | options
+        agrees(model, inputs, draft_model=draft, num_draft_tokens=3, optimize=True)
+    assert {columns for _, columns in emulated.runs} >= {1, 2, 4} and emulated.num_made == 1
+    emulated.runs.clear()
+    takes_lanes(model, tiny.texts(5), batch_size=2, draft_model=draft, optimize=True, num_draft_tokens=3)
+    assert emulated.runs
+
+
+def test_states_of_recurrent_layers_are_not_written_over(emulated):
+    """A round goes on from the state after any column of the last one, in the same buffers."""
+    model = build("causal", "granitemoehybrid")
+    assert check_rounds(model, execution=COMPILED).num_forwards < 30 and emulated.runs
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
@@ -363,7 +384,7 @@ class TestWhatCannotBeCompiled:
                 found[place == 0] = (factor * found[place == 0]).to(found[place == 0].dtype)
             return found
 
-        passes = PassOfPieces([partial(run, part) for part in files.parts], ())
+        passes = PassOfPieces([partial(run, part) for part in files.parts], (), files.whole.layouts)
         with torch.no_grad(), pytest.raises(exported.Differs, match=message) if message else nullcontext():
             exported.check(passes, files.whole, files.parts)
 
@@ -372,13 +393,14 @@ HEADS = ("llama", "reduced vocabulary", "sliding windows", "eagle 3.1", "paralle
 EXPORTED = {
     "llama": lambda: traced.Pass(tiny.llama()),
     "gemma3_text": lambda: traced.Pass(tiny.build("gemma3_text")),
+    **{kind: lambda kind=kind: artifacts.files_of(build("causal", kind)).whole for kind in RECURRENT},
     "states": lambda: with_states(0, 2, -1),
     "states of a layer": lambda: with_states(1),
     **{f"head, {name}": lambda name=name: traced.HeadPass(heads.made(name)[1]) for name in HEADS},
 }
 
 
-@pytest.mark.parametrize("name", slow_but(EXPORTED, "head, eagle 3.1"))
+@pytest.mark.parametrize("name", slow_but(EXPORTED, "head, eagle 3.1", "qwen3_5_text"))
 def test_what_is_exported_serves_all_sizes(name):
     """The graph alone, without a compiler."""
     module = EXPORTED[name]()
@@ -394,7 +416,7 @@ def test_what_is_exported_serves_all_sizes(name):
             torch.testing.assert_close(tuple(found), expected, rtol=1e-4, atol=1e-4)
             written = module.written(inputs)
             torch.testing.assert_close(written, module.written(others), rtol=1e-4, atol=1e-4)
-            assert all(part[0].any(-1).all() for part in written[2 * module.num_layers :]), "states of each column"
+            assert all(part[0].any(-1).all() for part in written[module.num_tensors :]), "states of each column"
 
 
 class PlusOne(torch.nn.Sequential):

@@ -1,14 +1,16 @@
 """Recurrent layers on the ragged path: a state for each row, stepped column by column."""
 
 import inspect
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
 import torch
+from torch.nn import functional
 from transformers import DynamicCache
 
 import hf_speculative as hs
-from hf_speculative.models import RaggedModel, UniversalModel, choose, ragged_deviation, stepped
+from hf_speculative.models import RaggedModel, UniversalModel, choose, ragged_deviation, stepped, steps
 from hf_speculative.models.inputs import text_inputs
 from tests.architectures.check import build
 from tests.architectures.configs import VOCAB
@@ -22,6 +24,50 @@ TYPES += ("lfm2", "jamba", "zamba")
 #: those whose prompts and steps run through different kernels
 STEPPED = ("qwen3_5_text", "kimi_linear", "mamba2", "jamba")
 NEW = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+
+
+def _inputs(kernel, num_columns, strength, random):
+    """A state, and what `kernel` takes; `strength` is that of decays, and keys of the first head repeat."""
+    rows, heads, groups, dim, width = 3, 4, 2, 8, 6
+    if kernel is steps.state_space:
+        x, dt, A = (
+            random(rows, num_columns, heads, dim),
+            random(rows, num_columns, heads),
+            -strength * random(heads).abs(),
+        )
+        B, C = random(rows, num_columns, groups, width), random(rows, num_columns, groups, width)
+        return random(rows, heads, dim, width), (x, dt, A, B, C, random(heads))
+    if kernel is steps.selective_scan:
+        x, dt, A = random(rows, dim, num_columns), random(rows, dim, num_columns), -strength * random(dim, width).abs()
+        return random(rows, dim, width), (x, dt, A, random(rows, width, num_columns), random(rows, width, num_columns))
+    query, key = random(rows, num_columns, groups, dim), random(rows, num_columns, groups, dim)
+    key[:, :, 0] = key[:, :1, 0]
+    value, beta = random(rows, num_columns, heads, width), random(rows, num_columns, heads).sigmoid()
+    channels = () if kernel is steps.gated_delta_rule else (dim,)
+    log_decays = -strength * random(rows, num_columns, heads, *channels).abs()
+    unit = partial(functional.normalize, dim=-1)
+    return random(rows, heads, dim, width), (unit(query), unit(key), value, log_decays, beta)
+
+
+def _by_channel(*args):
+    return steps.gated_delta_rule(*args)
+
+
+@pytest.mark.parametrize("kernel", (steps.gated_delta_rule, _by_channel, steps.state_space, steps.selective_scan))
+@pytest.mark.parametrize(("num_columns", "strength"), [(1, 1), (5, 1), (33, 0.01), (33, 30)])
+def test_all_columns_at_once_are_those_one_by_one(kernel, num_columns, strength):
+    """Weak decays and strong ones, of which sums of logarithms are large, tokens that repeat, and filler."""
+    generator = torch.Generator().manual_seed(0)
+    state, inputs = _inputs(kernel, num_columns, strength, partial(torch.randn, generator=generator))
+    is_filler = torch.arange(num_columns) < torch.tensor([[0], [num_columns // 2], [0]])
+    stepped = steps.Steps(state, is_filler, num_kept=num_columns)
+    at_once = steps.AtOnce(state, torch.empty(num_columns, *state.shape), is_filler)
+    (expected, _), (found, last) = kernel(stepped, *inputs), kernel(at_once, *inputs)
+    if kernel is steps.selective_scan:
+        expected, found = expected.transpose(1, 2), found.transpose(1, 2)
+    torch.testing.assert_close(found[~is_filler], expected[~is_filler], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(at_once.after, torch.stack(stepped.states), rtol=1e-4, atol=1e-4)
+    assert torch.equal(last, at_once.after[-1])
 
 
 @pytest.mark.parametrize("model_type", TYPES)

@@ -13,14 +13,12 @@ from hf_speculative.models import RaggedModel, StaticModel, execution, pool, rep
 from hf_speculative.models.execution import Execution
 from tests.architectures.check import build
 from tests.support import distributions, tiny
-from tests.support.cases import a_third, slow_but
+from tests.support.cases import RECURRENT, a_third, slow_but
 from tests.support.execution import run_as
 from tests.support.fake_graphs import Recorded
 from tests.support.plain import same_as_plain, takes_lanes
 
 GREEDY = {"do_sample": False, "pad_token_id": 0}
-#: gated deltas, state spaces beside and without attention, convolutions, scans
-RECURRENT = ("qwen3_5_text", "granitemoehybrid", "falcon_h1", "mamba2", "lfm2", "jamba")
 
 
 @pytest.fixture

@@ -13,6 +13,9 @@ from tests.support import tiny
 EVERY_CASE = "EVERY_CASE" in os.environ
 STRIDE = 1 if EVERY_CASE else 7
 
+#: types with gated deltas, state spaces beside and without attention, convolutions, scans
+RECURRENT = ("qwen3_5_text", "granitemoehybrid", "falcon_h1", "mamba2", "lfm2", "jamba")
+
 
 def a_third(values: Iterable[Any], every: bool = EVERY_CASE) -> list:
     """The first of three `values` each, unless all of them are tried."""

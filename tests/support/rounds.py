@@ -4,15 +4,17 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.models import RaggedModel
+from hf_speculative.models.execution import EAGER, Execution, ragged_model
 from hf_speculative.types import Batch
 from tests.support import tiny
 
 
-def begun(model, num_rows: int = 4, width: int = 7, max_length: int = 60):
+def begun(model, num_rows: int = 4, width: int = 7, max_length: int = 60, execution: Execution = EAGER):
     """Rows of unequal length, and how to continue them at random: `random(high, *shape)`."""
     inputs = tiny.prompts(num_rows, width, vocab_size=model.config.vocab_size)
     padding = (1 - inputs["attention_mask"]).sum(1).tolist()
-    batch, cached = Batch(inputs["input_ids"], padding, max_length=max_length), RaggedModel(model)
+    batch = Batch(inputs["input_ids"], padding, max_length=max_length)
+    cached = ragged_model(model, execution=execution)
     generator = torch.Generator().manual_seed(0)
     return batch, cached, lambda high, *shape: torch.randint(0, high, shape, generator=generator)
 
@@ -37,9 +39,9 @@ def append(batch, proposal, accepted, next_token) -> None:
 
 
 @torch.no_grad()
-def check_rounds(model, **tolerance) -> RaggedModel:
+def check_rounds(model, execution: Execution = EAGER, **tolerance) -> RaggedModel:
     """Random accept counts a row, drafts fed at once and a token at a time, a row that leaves, one that comes."""
-    batch, cached, random = begun(model)
+    batch, cached, random = begun(model, execution=execution)
     vocab_size = model.config.vocab_size
     cached.prefill(batch)
     for round in range(7):
