@@ -63,6 +63,7 @@ def compile_to(path: Path, module) -> None:
         program = export(module)
         settings = {
             "aot_inductor.package_constants_in_so": False,
+            "always_keep_tensor_constants": True,  # weights of up to 8 numbers too, which would be written into the code
             "cpp.dynamic_threads": True,  # one file for any number of threads, not for those of the process that made it
         }
         try:

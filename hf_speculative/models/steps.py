@@ -112,14 +112,17 @@ class AtOnce(Steps):
         since_start, between = self._decays(log_decays)
         since_start = since_start.transpose(1, 2)
         # Of what a column writes, what is there at a later one: (batch, heads, later, dim, column).
-        keys = between.permute(0, 3, 1, 4, 2) * key.transpose(-1, -2)[:, :, None]
-        found = (key[..., None, :] @ keys)[..., 0, :]
+        between = between.permute(0, 3, 1, 4, 2)
+        keys = between * key.transpose(-1, -2)[:, :, None]
+        if between.shape[3] == 1:
+            found, read = (part @ key.transpose(-1, -2) * between[:, :, :, 0] for part in (key, query))
+        else:
+            found, read = ((part[..., None, :] @ keys)[..., 0, :] for part in (key, query))
         state = self.state.float()
         delta = beta * (value - (key * since_start) @ state)
         delta = torch.linalg.solve_triangular(beta * found, delta, upper=False, unitriangular=True)
         written = (keys.flatten(2, 3) @ delta).unflatten(2, keys.shape[2:4])
         self._keep((state[:, :, None] * since_start[..., None] + written).movedim(2, 0))
-        read = (query[..., None, :] @ keys)[..., 0, :]
         return ((query * since_start) @ state + read @ delta).transpose(1, 2)
 
     def scan(self, log_decays: Tensor, new: Tensor, reads: Tensor) -> Tensor:
