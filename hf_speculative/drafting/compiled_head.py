@@ -1,13 +1,16 @@
 """An EAGLE-3 head's own passes, from a file that was compiled ahead of time, or captured."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ..heads.eagle3 import Eagle3Model
-from ..models import MAX_COLUMNS, AttentionLayers, CompiledPass, RaggedCache, no_nodes
+from ..models import MAX_COLUMNS, AttentionLayers, RaggedCache, no_nodes
 from ..models.replays import Replays, ladder, padded, rounded_up
 from ..models.traced import HeadPass
+from ..models.traced_cache import layouts_of_head
 
 #: columns of captured passes; wider ones read prompts
 WIDEST = 64
@@ -22,8 +25,8 @@ class CompiledHead:
         embeddings: the weights of the embeddings that it reads.
     """
 
-    def __init__(self, run: CompiledPass, model: Eagle3Model, embeddings: Tensor):
-        self.run, self.attention, self.embeddings = run, AttentionLayers(model), embeddings
+    def __init__(self, run: Callable[[list[Tensor]], list[Tensor]], model: Eagle3Model, embeddings: Tensor):
+        self.run, self.layouts, self.embeddings = run, layouts_of_head(AttentionLayers(model)), embeddings
         self.sizes = model.fc.in_features, model.fc.out_features
         self.dtype, self.device = model.dtype, model.device
         is_like = (embeddings.dtype, embeddings.device) == (self.dtype, self.device)
@@ -54,7 +57,7 @@ class CompiledHead:
         num_rows, width = tokens.shape
         if width > MAX_COLUMNS:
             return None
-        caches = cache.tensors(num_rows, self.attention.shape_of_keys(), states.dtype, states.device)
+        caches = cache.tensors(num_rows, self.layouts, states.dtype, states.device)
         if (len(self.slots), len(self.bounds)) != (cache.capacity, num_rows):  # not in each step
             self.slots = torch.arange(cache.capacity, device=self.device)
             self.bounds = torch.full((num_rows, 3), cache.capacity - 1, device=self.device)

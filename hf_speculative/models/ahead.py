@@ -65,7 +65,7 @@ class AheadModel(StaticModel):
         if recurrence.layers:
             states, _ = recurrence.in_buffers()
             recurrence.keep(states)
-        like = len(inputs[0]), self.layers.shape_of_keys(), self.dtype, self.device
+        like = len(inputs[0]), self.one_pass.layouts, self.dtype, self.device
         for width in widths:
             cached = self.cache.tensors(*like, states, slice(first, first + width))
             assert all(part.is_contiguous() for part in cached), "compiled for strides that follow from sizes"

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,7 +44,7 @@ LEAST_FREE = 2**26
 #: suffixes of notes beside files: why there is none, why a background process cannot make it, why it is one and no pieces
 FAILED, FOREGROUND, WHOLE = ".txt", ".foreground.txt", ".whole.txt"
 #: of a file, on tensors as the pass it was made of takes them
-CompiledPass = Callable[[list[Tensor]], list[Tensor]]
+CompiledPass = BoundPass | PassOfPieces
 _started: set[str] = set()
 #: passes without files when the folder last changed: finding their names takes as long as a token
 _missing: set[tuple[Path, int | None]] = set()
@@ -71,9 +70,6 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
         return "has weights of a form of their own"
     if getattr(model, "hf_quantizer", None) is not None:
         return "is quantised"
-    config = model.config.get_text_config(decoder=True)
-    if getattr(config, "is_heterogeneous", False) or getattr(config, "num_kv_shared_layers", 0):
-        return "has layers whose keys and values are of another shape than others', or another's"
     return None
 
 
@@ -115,6 +111,7 @@ class Files:
             packages = {path: stack.enter_context(closing(exported.CompiledPackage(path))) for path in {*self.paths}}
             bound = [exported.load(packages[path], part) for path, part in zip(self.paths, self.parts, strict=True)]
         if len(bound) == 1:
+            bound[0].layouts = self.whole.layouts
             return bound[0]
         return PassOfPieces(bound, self.whole.recorded, self.whole.layouts)
 

@@ -1,7 +1,7 @@
 """Bind a compiled pass to a model's own weights, without copies: they may change in place."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,16 +10,23 @@ from torch import Tensor
 from ..hf_compat import without_modes
 from ..hf_compat.compiled import CompiledFunction
 from .places import in_rows
-from .traced import NUM_PLACES, Layout, by_layer
+from .ragged_cache import Layout
+from .traced import NUM_PLACES
+from .traced_cache import by_layer
 
 
 class BoundPass:
-    """A compiled pass on a model's weights.
+    """A compiled pass on a model's weights, or a piece of one.
+
+    Attributes:
+        layouts: of the layers, if it is a whole pass.
 
     Args:
         compiled: the file's function.
         weights: by the names that it has for them.
     """
+
+    layouts: Sequence[Layout] = ()
 
     def __init__(self, compiled: CompiledFunction, weights: Mapping[str, Tensor]):
         self.compiled = compiled
@@ -43,7 +50,7 @@ class PassOfPieces:
         layouts: of the layers.
     """
 
-    def __init__(self, pieces: list[Any], recorded: tuple[int, ...], layouts: list[Layout]):
+    def __init__(self, pieces: list[Any], recorded: tuple[int, ...], layouts: Sequence[Layout]):
         self.pieces, self.recorded, self.layouts = pieces, recorded, layouts
         self.before, *self.layers, self.after = pieces
         self.kept_at: dict[int, list[int]] = {}

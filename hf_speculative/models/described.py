@@ -25,6 +25,7 @@ NOT_OF_MODULES = ("name_or_path", "layer_idx", "num_layers", "call", "samples", 
 SOURCES = [
     "exported",
     "traced",
+    "traced_cache",
     "pieces",
     "masks",
     "attention",

@@ -90,9 +90,7 @@ class AttentionLayers:
         return RaggedCache(self.windows, self.num_states, self.attends)
 
     def shape_of_keys(self) -> tuple[int, int]:
-        """The number of key heads and their width, in models whose layers share them; of those that do not attend, 0."""
-        if not self.attend:
-            return 0, 0
+        """The number of key heads and their width, in models whose layers share them."""
         config = self.config
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

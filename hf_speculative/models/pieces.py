@@ -16,8 +16,10 @@ from transformers import Cache
 from ..hf_compat import tree_map
 from .attention import fold, folds_by
 from .places import fed_places
+from .ragged_cache import Layout
 from .shallow import LayerProxy, decoder_layers, duplicate, exchanged
-from .traced import SAMPLES, Layout, Pass, TracedCache
+from .traced import SAMPLES, Pass
+from .traced_cache import TracedCache
 
 
 class CannotCut(RuntimeError):

@@ -6,6 +6,7 @@ is a smaller length, without a copy. Rows that leave free their lanes, which oth
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,24 @@ from .recurrent_cache import Key, Recurrence, RecurrentLayer
 
 #: slots that are allocated ahead of what a pass needs, if the request may use them
 MAX_AHEAD = 1024
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tensors in which a compiled pass finds what a layer caches.
+
+    Attributes:
+        keys: heads and width of keys and of values, which come first, each `(batch, heads, capacity, width)`.
+        states: of each recurrent state its kind, index, shape without rows, and dtype. It is read from one tensor
+            `(batch, ...)`, and that after each column is written to another, `(columns, batch, ...)`.
+    """
+
+    keys: tuple[tuple[int, int], ...] = ()
+    states: tuple[tuple[str, int, tuple[int, ...], torch.dtype], ...] = ()
+
+    @property
+    def num_tensors(self) -> int:
+        return len(self.keys) + 2 * len(self.states)
 
 
 class RaggedLayer(CacheLayerMixin):
@@ -184,7 +203,7 @@ class RaggedCache(Cache):
     def tensors(
         self,
         num_rows: int,
-        shape: tuple[int, int],
+        layouts: Sequence[Layout],
         dtype: torch.dtype,
         device: torch.device,
         states: Mapping[Key, Tensor] | None = None,
@@ -193,20 +212,19 @@ class RaggedCache(Cache):
         """What a pass reads and writes from outside of each layer, for the rows running; see `Layout`.
 
         Args:
-            num_rows, shape, dtype, device: of what is allocated if no pass has been run; `shape` is heads and their width.
+            num_rows, layouts, dtype, device: of what is allocated if no pass has been run.
             states: `Recurrence.in_buffers`; those after `columns` of them are written, that before is read.
         """
-        heads, dim = shape
-        nothing = torch.empty(num_rows, heads, 0, dim, dtype=dtype, device=device)
         of_layers: dict[int, list[Tensor]] = {}
         for key in sorted(states or ()):
             state = states[key]  # type: ignore[index]
             of_layers.setdefault(key[0], []).extend([state[columns.start], state[columns.start + 1 : columns.stop + 1]])
         tensors: list[Tensor] = []
-        for layer in self.layers:
-            if isinstance(layer, RaggedLayer):
+        for layer, layout in zip(self.layers, layouts, strict=False):  # older transformers list no layers without keys
+            if layout.keys:
                 if not layer.is_initialized:
-                    layer.lazy_initialization(nothing, nothing)
+                    sizes = ((num_rows, heads, 0, width) for heads, width in layout.keys)
+                    layer.lazy_initialization(*(torch.empty(size, dtype=dtype, device=device) for size in sizes))
                 tensors += layer.filled()
             if isinstance(layer, RecurrentLayer):
                 tensors += of_layers[layer.place]

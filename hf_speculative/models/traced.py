@@ -3,23 +3,20 @@
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
-from ..hf_compat import LinearAttentionLayer
 from ..types import Tree
 from .cached_model import max_positions_of
 from .masks import AttentionLayers, Nodes, no_nodes, nodes_of
 from .places import fed_places
-from .ragged_cache import RaggedRecurrentLayer
-from .recurrent_cache import states_of
+from .ragged_cache import Layout
 from .states import asked_for, joined
-from .steps import AtOnce
+from .traced_cache import TracedCache, by_layer, layouts_of, layouts_of_head
 
 #: the most columns of a pass; longer prompts run eagerly, where Python is a small part of the time
 MAX_COLUMNS = 512
@@ -30,132 +27,6 @@ NUM_SPARE, NUM_PLACES = 3, 8
 #: rows, columns, seen slots, nodes and kept columns of two passes, by which it is told which sizes vary; no two vary alike
 SAMPLES = (3, 5, 300, 3, 4), (2, 7, 333, 4, 6)
 COLUMNS = tuple(columns for _, columns, *_ in SAMPLES)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The tensors in which a pass finds what a layer caches.
-
-    Attributes:
-        keys: heads and width of keys and of values, which come first, each `(batch, heads, capacity, width)`.
-        states: of each recurrent state its kind, index, shape without rows, and dtype. It is read from one tensor
-            `(batch, ...)`, and that after each column is written to another, `(columns, batch, ...)`.
-    """
-
-    keys: tuple[tuple[int, int], ...] = ()
-    states: tuple[tuple[str, int, tuple[int, ...], torch.dtype], ...] = ()
-
-    @property
-    def num_tensors(self) -> int:
-        return len(self.keys) + 2 * len(self.states)
-
-
-class TracedRecurrence:
-    """What recurrent layers of a traced pass know of it, in the place of a `Recurrence`."""
-
-    is_filler: Tensor | None = None
-
-    def __init__(self, layers: list["TracedLayer"]):
-        self.layers, self.has_filler = layers, bool(layers)
-        for layer in layers:
-            layer.recurrence = self  # type: ignore[assignment]
-
-    def enter(self, width: int, is_filler: Tensor | None) -> None:
-        self.is_filler, self.is_single = is_filler, width == 1  # a trace is of more
-        for layer in self.layers if self.is_single else ():
-            for _, states in states_of(layer):  # written in place
-                states.update({index: state.clone() for index, state in states.items() if state is not None})
-
-    def leave(self) -> None:
-        for layer in self.layers if self.is_single else ():
-            layer.finish_columns()
-
-
-class TracedLayer(RaggedRecurrentLayer):
-    """What one layer caches, in a pass that is traced.
-
-    Written by `index_put_`, which the compiler does in place; a `scatter_` would copy the whole cache.
-    """
-
-    def __init__(self, cache: "TracedCache", layout: Layout, tensors: Sequence[Tensor]):
-        super().__init__(cache, None, len(layout.states))  # type: ignore[arg-type]
-        if layout.keys:
-            self.keys, self.values, *tensors = tensors
-            self.is_initialized = True
-        self.after: dict[tuple[str, int], Tensor] = {}
-        self.windows: dict[int, Tensor] = {}
-        held = dict(states_of(self))
-        for (name, index, *_), state, after in zip(layout.states, tensors[::2], tensors[1::2], strict=True):
-            held[name][index], self.after[name, index] = state, after
-            self.has_previous_state[index] = True
-
-    @property
-    def steps(self) -> AtOnce | None:  # type: ignore[override]
-        state, is_filler = self.recurrent_states.get(0), self.recurrence.is_filler
-        return None if state is None else AtOnce(state, self.after["recurrent", 0], is_filler)  # type: ignore[arg-type]
-
-    def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, *args, **kwargs) -> Tensor:
-        size = self.conv_states[state_idx].shape[-1]
-        inputs = super().update_conv_state(conv_states, state_idx, size)
-        self.after["conv", state_idx].copy_(inputs[..., 1:].unfold(-1, size, 1).movedim(-2, 0))
-        return inputs
-
-    def finish_columns(self) -> None:
-        """A single column was run as in plain decoding."""
-        held = dict(states_of(self))
-        for (name, index), after in self.after.items():
-            after.copy_(held[name][index])  # type: ignore[arg-type]
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        cache = self.cache
-        batch, heads = key_states.shape[:2]
-        rows = torch.arange(batch, device=key_states.device)[:, None, None]
-        index = (rows, torch.arange(heads, device=key_states.device)[None, :, None], cache.slots[:, None])  # type: ignore[index]
-        for part, states in ((self.keys, key_states), (self.values, value_states)):
-            part.index_put_(index, states)
-        return self.keys[:, :, : cache.end], self.values[:, :, : cache.end]
-
-
-class TracedCache(Cache):
-    """A `RaggedCache` for `ragged_pass` and masks, over tensors that are inputs of the pass: those of each layer."""
-
-    start = 0
-    end: int
-    slots: Tensor
-
-    def __init__(self, layouts: Sequence[Layout], tensors: Sequence[Sequence[Tensor]]):
-        layers = [TracedLayer(self, *layer) for layer in zip(layouts, tensors, strict=True)]
-        self.recurrence = TracedRecurrence([layer for layer in layers if layer.after])
-        super().__init__(layers=layers)  # type: ignore[arg-type]
-
-    def first(self, window: int | None) -> int:
-        """Windows look at all slots: what a mask hides changes no shape."""
-        return 0
-
-
-def layouts_of(model: PreTrainedModel, layers: AttentionLayers) -> list[Layout]:
-    """What the `layers` of `model` cache; the shapes of recurrent states are those that a short prompt leaves."""
-    if not layers.are_recurrent:
-        return [Layout((layers.shape_of_keys(),) * 2)] * layers.config.num_hidden_layers
-    cache = DynamicCache(config=layers.config)
-    ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
-    with torch.no_grad():
-        model(input_ids=ids, use_cache=True, **{layers.cache_name: cache})
-    layouts = []
-    for layer, attends in zip(cache.layers, layers.attends, strict=True):
-        held = states_of(layer) if isinstance(layer, LinearAttentionLayer) else []
-        states = [(name, i, state) for name, by_index in held for i, state in by_index.items() if state is not None]
-        kinds = tuple((name, index, tuple(state.shape[1:]), state.dtype) for name, index, state in states)
-        keys = [(part.shape[1], part.shape[3]) for part in (layer.keys, layer.values)] if attends else []
-        layouts.append(Layout(tuple(keys), kinds))
-    return layouts
-
-
-def by_layer(layouts: Sequence[Layout], tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-    """The last of `tensors`, those of each layer."""
-    ends = [*itertools.accumulate((layout.num_tensors for layout in layouts), initial=0)]
-    first = len(tensors) - ends[-1]
-    return [tensors[first + begin : first + end] for begin, end in itertools.pairwise(ends)]
 
 
 def ragged_pass(
@@ -207,7 +78,7 @@ def sizes_that_vary(one: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[dic
 class TracedPass(nn.Module):
     """One pass of `model` as a function of tensors: see `sample` for their order."""
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, layouts_of: Callable[[PreTrainedModel, AttentionLayers], list[Layout]]):
         super().__init__()
         self.model, self.layers = model, AttentionLayers(model)
         self.layouts = layouts_of(model, self.layers)
@@ -300,7 +171,7 @@ class Pass(TracedPass):
     """
 
     def __init__(self, model: PreTrainedModel, recorded: tuple[int, ...] = ()):
-        super().__init__(model)
+        super().__init__(model, layouts_of)
         self.recorded = recorded
 
     def fed(self, num_rows: int, num_columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -343,6 +214,9 @@ class Pass(TracedPass):
 
 class HeadPass(TracedPass):
     """A pass of a draft head, from tokens and states to tokens and states; see `forward`."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__(model, lambda _, layers: layouts_of_head(layers))
 
     def fed(self, num_rows: int, num_columns: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         num_known = num_columns // 2 if num_rows % 2 else num_columns

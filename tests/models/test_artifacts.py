@@ -28,7 +28,6 @@ from tests.architectures.inputs import prompts
 from tests.support import heads, tiny
 from tests.support.cases import RECURRENT, a_third, slow_but
 from tests.support.plain import agrees, same_as_plain, takes_lanes
-from tests.support.rounds import check_rounds
 
 SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16}
 COMPILED = Execution(compile=True)
@@ -139,27 +138,7 @@ def test_what_is_kept_dies_with_its_model(kind, emulated):
     assert not any(reference() for reference in gone) and not any(constant.numel() for constant in constants)
 
 
-@pytest.mark.parametrize("kind", a_third(RECURRENT))
-def test_recurrent_layers(kind, emulated, monkeypatch):
-    """Targets and drafts, greedy chains and sampled ones; rows that leave, that start in a lane, and short ones."""
-    model = build("causal", kind)
-    draft = tiny.noisy_copy(model, 0.05)
-    for num_rows, options in ((3, {}), (1, {}), (3, {"do_sample": True, "top_k": 20})):
-        inputs = tiny.prompts(num_rows, width=12) | SETTINGS | options
-        agrees(model, inputs, draft_model=draft, num_draft_tokens=3, optimize=True)
-    assert {columns for _, columns in emulated.runs} >= {1, 2, 4} and emulated.num_made == 1
-    emulated.runs.clear()
-    takes_lanes(model, tiny.texts(5), batch_size=2, draft_model=draft, optimize=True, num_draft_tokens=3)
-    assert emulated.runs
-
-
-def test_states_of_recurrent_layers_are_not_written_over(emulated):
-    """A round goes on from the state after any column of the last one, in the same buffers."""
-    model = build("causal", "granitemoehybrid")
-    assert check_rounds(model, execution=COMPILED).num_forwards < 30 and emulated.runs
-
-
-@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "qwen3_5"])
 def test_prompts_with_images(name, emulated):
     """transformers reads the prompt, and later passes are compiled, at positions that an image has moved too."""
     target = build("image-text", name)
@@ -323,7 +302,6 @@ class TestWhatCannotBeCompiled:
             (lambda model: model.train(), "training"),
             (lambda model: model.model.layers[0].register_forward_hook(lambda *args: None), "hooks"),
             (lambda model: setattr(model.lm_head, "forward", lambda states: states), "forward"),
-            (lambda model: setattr(model.config, "num_kv_shared_layers", 1), "keys and values"),
         ],
     )
     def test_reasons(self, target, change, reason):

@@ -1,0 +1,129 @@
+"""What layers cache, as inputs of a pass that is traced."""
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, PreTrainedModel
+
+from ..hf_compat import LinearAttentionLayer
+from .masks import AttentionLayers
+from .ragged_cache import Layout, RaggedRecurrentLayer
+from .recurrent_cache import states_of
+from .steps import AtOnce
+
+
+class TracedRecurrence:
+    """What recurrent layers of a traced pass know of it, in the place of a `Recurrence`."""
+
+    is_filler: Tensor | None = None
+
+    def __init__(self, layers: list["TracedLayer"]):
+        self.layers, self.has_filler = layers, bool(layers)
+        for layer in layers:
+            layer.recurrence = self  # type: ignore[assignment]
+
+    def enter(self, width: int, is_filler: Tensor | None) -> None:
+        self.is_filler, self.is_single = is_filler, width == 1  # a trace is of more
+        for layer in self.layers if self.is_single else ():
+            for _, states in states_of(layer):  # written in place
+                states.update({index: state.clone() for index, state in states.items() if state is not None})
+
+    def leave(self) -> None:
+        for layer in self.layers if self.is_single else ():
+            layer.finish_columns()
+
+
+class TracedLayer(RaggedRecurrentLayer):
+    """What one layer caches, in a pass that is traced.
+
+    Written by `index_put_`, which the compiler does in place; a `scatter_` would copy the whole cache.
+    """
+
+    def __init__(self, cache: "TracedCache", layout: Layout, tensors: Sequence[Tensor]):
+        super().__init__(cache, None, len(layout.states))  # type: ignore[arg-type]
+        if layout.keys:
+            self.keys, self.values, *tensors = tensors
+            self.is_initialized = True
+        self.after: dict[tuple[str, int], Tensor] = {}
+        self.windows: dict[int, Tensor] = {}
+        held = dict(states_of(self))
+        for (name, index, *_), state, after in zip(layout.states, tensors[::2], tensors[1::2], strict=True):
+            held[name][index], self.after[name, index] = state, after
+            self.has_previous_state[index] = True
+
+    @property
+    def steps(self) -> AtOnce | None:  # type: ignore[override]
+        state, is_filler = self.recurrent_states.get(0), self.recurrence.is_filler
+        return None if state is None else AtOnce(state, self.after["recurrent", 0], is_filler)  # type: ignore[arg-type]
+
+    def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, *args, **kwargs) -> Tensor:
+        size = self.conv_states[state_idx].shape[-1]
+        inputs = super().update_conv_state(conv_states, state_idx, size)
+        self.after["conv", state_idx].copy_(inputs[..., 1:].unfold(-1, size, 1).movedim(-2, 0))
+        return inputs
+
+    def finish_columns(self) -> None:
+        """A single column was run as in plain decoding."""
+        held = dict(states_of(self))
+        for (name, index), after in self.after.items():
+            after.copy_(held[name][index])  # type: ignore[arg-type]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        cache = self.cache
+        batch, heads = key_states.shape[:2]
+        rows = torch.arange(batch, device=key_states.device)[:, None, None]
+        index = (rows, torch.arange(heads, device=key_states.device)[None, :, None], cache.slots[:, None])  # type: ignore[index]
+        for part, states in ((self.keys, key_states), (self.values, value_states)):
+            part.index_put_(index, states)
+        return self.keys[:, :, : cache.end], self.values[:, :, : cache.end]
+
+
+class TracedCache(Cache):
+    """A `RaggedCache` for `ragged_pass` and masks, over tensors that are inputs of the pass: those of each layer."""
+
+    start = 0
+    end: int
+    slots: Tensor
+
+    def __init__(self, layouts: Sequence[Layout], tensors: Sequence[Sequence[Tensor]]):
+        layers = [TracedLayer(self, *layer) for layer in zip(layouts, tensors, strict=True)]
+        self.recurrence = TracedRecurrence([layer for layer in layers if layer.after])
+        super().__init__(layers=layers)  # type: ignore[arg-type]
+
+    def first(self, window: int | None) -> int:
+        """Windows look at all slots: what a mask hides changes no shape."""
+        return 0
+
+
+def layouts_of(model: PreTrainedModel, layers: AttentionLayers) -> list[Layout]:
+    """What the layers of a language model cache, in the shapes that a short prompt leaves."""
+    cache = DynamicCache(config=layers.config)
+    ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+    with torch.no_grad():
+        model(input_ids=ids, use_cache=True, **{layers.cache_name: cache})
+    layouts = []
+    for layer in cache.layers:
+        keys = [getattr(layer, name, None) for name in ("keys", "values")]
+        held = states_of(layer) if isinstance(layer, LinearAttentionLayer) else []
+        states = [(name, i, state) for name, by_index in held for i, state in by_index.items() if state is not None]
+        layouts.append(
+            Layout(
+                tuple((part.shape[1], part.shape[3]) for part in keys if part is not None),
+                tuple((name, index, tuple(state.shape[1:]), state.dtype) for name, index, state in states),
+            )
+        )
+    return layouts
+
+
+def layouts_of_head(layers: AttentionLayers) -> list[Layout]:
+    """What the layers of a draft head cache, which are alike."""
+    return [Layout((layers.shape_of_keys(),) * 2)] * layers.config.num_hidden_layers
+
+
+def by_layer(layouts: Sequence[Layout], tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+    """The last of `tensors`, those of each layer."""
+    ends = [*itertools.accumulate((layout.num_tensors for layout in layouts), initial=0)]
+    first = len(tensors) - ends[-1]
+    return [tensors[first + begin : first + end] for begin, end in itertools.pairwise(ends)]

@@ -1,0 +1,59 @@
+"""Compiled passes of layers that cache something else than keys and values of one shape: states, others' keys, nothing."""
+
+import pytest
+import torch
+
+from hf_speculative.hf_compat.compiled import CompiledPackage
+from hf_speculative.models import artifacts, exported
+from hf_speculative.models.execution import Execution
+from tests.architectures.check import build
+from tests.support import tiny
+from tests.support.cases import RECURRENT, a_third
+from tests.support.plain import agrees, takes_lanes
+from tests.support.rounds import check_rounds
+
+SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16}
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "gemma4_text", "gemma3n_text", "nemotron_h"])
+def test_layers_that_cache_otherwise(kind, emulated):
+    """Keys of other widths than values, of other widths than those of other layers, of another layer, or none at all."""
+    model = build("causal", kind)
+    draft, inputs = tiny.noisy_copy(model, 0.05), tiny.prompts(3, width=12)
+    agrees(model, inputs | SETTINGS, draft_model=draft, num_draft_tokens=3, optimize=True)
+    assert emulated.num_made == 1 and (3, 4) in emulated.runs
+
+
+@pytest.mark.parametrize("kind", a_third(RECURRENT))
+def test_recurrent_layers(kind, emulated):
+    """Targets and drafts, greedy chains and sampled ones; rows that leave, that start in a lane, and short ones."""
+    model = build("causal", kind)
+    draft = tiny.noisy_copy(model, 0.05)
+    for num_rows, options in ((3, {}), (1, {}), (3, {"do_sample": True, "top_k": 20})):
+        inputs = tiny.prompts(num_rows, width=12) | SETTINGS | options
+        agrees(model, inputs, draft_model=draft, num_draft_tokens=3, optimize=True)
+    assert {columns for _, columns in emulated.runs} >= {1, 2, 4} and emulated.num_made == 1
+    emulated.runs.clear()
+    takes_lanes(model, tiny.texts(5), batch_size=2, draft_model=draft, optimize=True, num_draft_tokens=3)
+    assert emulated.runs
+
+
+def test_states_of_recurrent_layers_are_not_written_over(emulated):
+    """A round goes on from the state after any column of the last one, in the same buffers."""
+    model = build("causal", "granitemoehybrid")
+    assert check_rounds(model, execution=Execution(compile=True)).num_forwards < 30 and emulated.runs
+
+
+@pytest.mark.slow
+def test_weights_of_a_few_numbers_are_not_written_into_the_file(tmp_path):
+    """Layers share it; torch makes constants of up to eight numbers, such as the decays of as many heads."""
+    models = (build("causal", "qwen3_5_text", seed=seed) for seed in (0, 1))
+    one, other = (artifacts.files_of(model).parts[1] for model in models)
+    assert len(one.layer.linear_attn.A_log) <= 8 and not one.layer.linear_attn.A_log.equal(
+        other.layer.linear_attn.A_log
+    )
+    exported.compile_to(tmp_path / "layer.pt2", one)
+    compiled = exported.load(CompiledPackage(tmp_path / "layer.pt2"), other)
+    inputs, others = ([tensor.clone() for tensor in other.samples[0]] for _ in range(2))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(inputs)[0], other(*others), rtol=1e-3, atol=1e-4)
