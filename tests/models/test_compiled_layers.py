@@ -1,5 +1,7 @@
 """Compiled passes of layers that cache something else than keys and values of one shape: states, others' keys, nothing."""
 
+from contextlib import closing
+
 import pytest
 import torch
 
@@ -53,7 +55,8 @@ def test_weights_of_a_few_numbers_are_not_written_into_the_file(tmp_path):
         other.layer.linear_attn.A_log
     )
     exported.compile_to(tmp_path / "layer.pt2", one)
-    compiled = exported.load(CompiledPackage(tmp_path / "layer.pt2"), other)
+    with closing(CompiledPackage(tmp_path / "layer.pt2")) as package:
+        compiled = exported.load(package, other)
     inputs, others = ([tensor.clone() for tensor in other.samples[0]] for _ in range(2))
     with torch.no_grad():
         torch.testing.assert_close(compiled(inputs)[0], other(*others), rtol=1e-3, atol=1e-4)
