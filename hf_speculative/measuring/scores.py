@@ -29,7 +29,7 @@ def resolve(score: Any) -> Score:
     if isinstance(score, str):
         if score == "exact_match":
             return exact_match
-        if ":" not in score:
+        if not all(score.partition(":")):
             raise ValueError(f"`score={score!r}` is not exact_match; your own is given as module:function.")
         try:
             score = resolve_name(score)
