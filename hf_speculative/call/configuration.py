@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafting.source import DraftSource
 from ..interfaces import Rule, Schedule
-from ..models import artifacts, device_of
+from ..models import artifacts, device_of, is_recurrent
 from ..models.execution import EAGER, Execution
 from .generation_settings import first_given
 from .option_table import BITWISE, CONFIG, IN_CALL, ROWS, checked, documented
@@ -112,8 +112,9 @@ class Options:
     def execution(self, model: PreTrainedModel) -> Execution:
         """How the passes of the target `model` run."""
         execution = execution_of(self.config.optimize, device_of(model))
-        # A file that is there from some call on would bring other bits.
-        return replace(execution, compile=False) if self.is_bitwise and execution.compile == "auto" else execution
+        # A file that is there from some call on would bring other bits, and compiled recurrences round by where a pass begins.
+        is_eager = self.is_bitwise and (execution.compile == "auto" or is_recurrent(model))
+        return replace(execution, compile=False) if is_eager else execution
 
     @property
     def is_bitwise(self) -> bool:

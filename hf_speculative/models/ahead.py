@@ -59,7 +59,7 @@ class AheadModel(StaticModel):
         return torch.cat(drawn, 1)
 
     def _cached(self, inputs: tuple[Tensor, ...], widths: list[int]) -> Iterator[list[Tensor]]:
-        """What passes of these widths, one after the other, read and write of all layers; see `Layout`."""
+        """Yield the tensors of all layers' `Layout`, for a pass of each of these widths, one after the other."""
         recurrence, states = self.cache.recurrence, None
         first = recurrence.num_states - 1
         if recurrence.layers:

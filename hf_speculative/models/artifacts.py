@@ -121,6 +121,9 @@ def files_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Files:
 
     Args:
         recorded: indices of transformers' `hidden_states` that they return beside logits; here and below.
+
+    Raises:
+        CannotCompile: the model does not read a prompt of ids alone, by which it is found what layers cache.
     """
     whole, path = _pass(model, recorded), path_of(model, recorded)
     if not isinstance(whole, Pass) or path.with_suffix(WHOLE).exists():
@@ -143,7 +146,10 @@ def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> BoundPass | 
     looked_at = path_of(model, recorded), folder().stat().st_mtime_ns if folder().exists() else None
     if looked_at in _missing:
         return None
-    files = files_of(model, recorded)
+    try:
+        files = files_of(model, recorded)
+    except CannotCompile:
+        return None
     if not files.are_there:
         _missing.add(looked_at)
         return None
@@ -274,4 +280,7 @@ def _pass(model: PreTrainedModel, recorded: tuple[int, ...]) -> TracedPass:
     if recorded:
         install_capturing_hooks(model)  # before a copy shares its layers
     twin = with_stepped_mixers(with_folded_attention(model))
-    return HeadPass(twin) if is_head(model) else Pass(twin, recorded)
+    try:
+        return HeadPass(twin) if is_head(model) else Pass(twin, recorded)
+    except Exception as error:  # models raise many kinds
+        raise CannotCompile(f"it does not read a prompt of ids alone ({_short(error)})") from error

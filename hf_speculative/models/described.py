@@ -22,7 +22,8 @@ NOT_OF_LAYERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
 #: attributes that change nothing of a module
 NOT_OF_MODULES = ("name_or_path", "layer_idx", "num_layers", "call", "samples", "recorded")
 #: modules whose source decides what is compiled
-OWN = "exported traced traced_cache pieces masks attention linears native places states steps stepped"
+OWN = ["exported", "traced", "traced_cache", "pieces", "masks", "attention", "linears", "native", "places", "states"]
+OWN += ["steps", "stepped", "recurrent_cache", "ragged_cache"]
 
 
 def described(model: nn.Module, config: PretrainedConfig, *others: str) -> str:
@@ -66,6 +67,6 @@ def _sources(model: nn.Module) -> str:
     """Hash the files that define the modules, and ours."""
     names = {type(module).__module__ for module in model.modules()}
     files = {getattr(sys.modules[name], "__file__", None) for name in names if not name.startswith("torch.")}
-    own = [str(Path(__file__).parent / f"{name}.py") for name in OWN.split()]
+    own = [str(Path(__file__).parent / f"{name}.py") for name in OWN]
     texts = [Path(name).read_bytes() for name in sorted(filter(None, files)) + own if Path(name).exists()]
     return hashlib.sha256(b"".join(texts)).hexdigest()

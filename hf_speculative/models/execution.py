@@ -149,7 +149,10 @@ def described_passes(model: PreTrainedModel) -> str:
         return "captured as CUDA graphs"
     in_background = "in the background or " if artifacts.pays(model) else ""
     later = f"eager until they are compiled, {in_background}by `hf-speculative compile`"
-    return "compiled" if artifacts.files_of(model).are_there else later
+    try:
+        return "compiled" if artifacts.files_of(model).are_there else later
+    except artifacts.CannotCompile as error:
+        return f"eager: {error}"
 
 
 def note_decoded(models: Iterable[PreTrainedModel | None], seconds: float) -> None:

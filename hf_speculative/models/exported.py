@@ -75,7 +75,7 @@ def compile_to(path: Path, module) -> None:
 
 @contextmanager
 def _silent_compiler() -> Iterator[None]:
-    """Without torch's own deprecations, and what it says of operators that it calls in a slower way."""
+    """Silence torch's deprecations, and its warnings of operators that compiled code calls in a slower way."""
     log = logging.getLogger("torch._inductor.ir")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -209,25 +209,26 @@ class RaggedCache(Cache):
         states: Mapping[Key, Tensor] | None = None,
         columns: slice = slice(0),
     ) -> list[Tensor]:
-        """What a pass reads and writes from outside of each layer, for the rows running; see `Layout`.
+        """List what a compiled pass reads and writes, for the rows running: the tensors of each layer's `Layout`.
 
         Args:
             num_rows, layouts, dtype, device: of what is allocated if no pass has been run.
-            states: `Recurrence.in_buffers`; those after `columns` of them are written, that before is read.
+            states: what `Recurrence.in_buffers` gives. The pass reads `states[columns.start]`, and writes those behind, as many
+                as `columns` has.
         """
         of_layers: dict[int, list[Tensor]] = {}
         for key in sorted(states or ()):
             state = states[key]  # type: ignore[index]
             of_layers.setdefault(key[0], []).extend([state[columns.start], state[columns.start + 1 : columns.stop + 1]])
         tensors: list[Tensor] = []
-        for layer, layout in zip(self.layers, layouts, strict=False):  # older transformers list no layers without keys
+        for layer, layout in zip(self.layers, layouts, strict=True):
             if layout.keys:
                 if not layer.is_initialized:
                     sizes = ((num_rows, heads, 0, width) for heads, width in layout.keys)
                     layer.lazy_initialization(*(torch.empty(size, dtype=dtype, device=device) for size in sizes))
                 tensors += layer.filled()
             if isinstance(layer, RecurrentLayer):
-                tensors += of_layers[layer.place]
+                tensors += of_layers.get(layer.place, [])
         return tensors
 
     def first(self, window: int | None) -> int:

@@ -176,22 +176,24 @@ class Recurrence:
             layer.finish_columns()
 
     def keeps_each(self, width: int, ahead: int) -> bool:
-        """Whether a pass over `width` columns would go on from a state, and keep that after each."""
+        """Whether a pass over `width` columns can go on from a state, and keep the one after each column."""
         return not self.layers or (bool(self.columns) and width <= NARROW + max(ahead, 0))
 
     def in_buffers(self) -> tuple[dict[Key, Tensor], bool]:
-        """The states before a pass, and room for those after each column: `(states + columns, rows, ...)`.
+        """Move the states to buffers, with room for those after each column of the pass: `(states + columns, rows, ...)`.
 
         Returns:
             They, and whether other buffers were made for lack of room.
         """
-        wanted = self.num_states + self.num_columns, len(self.ends)
+        wanted, before = (self.num_states + self.num_columns, len(self.ends)), self.num_states
         room = next((len(buffer) for buffer in self.buffers.values()), 0)
-        if grown := not prod(wanted) <= room <= 4 * prod(wanted):
+        if grown := room < prod(wanted):  # at least twice as far, since captured passes hold addresses
+            room = max(prod(wanted), 2 * room)
             like = {key: columns[0] for key, columns in self.columns.items()}
-            self.buffers = {key: state.new_zeros(prod(wanted), *state.shape[1:]) for key, state in like.items()}
+            self.buffers = {key: state.new_zeros(room, *state.shape[1:]) for key, state in like.items()}
         states = {key: self.buffers[key][: prod(wanted)].unflatten(0, wanted) for key in self.columns}
-        pairs = [pair for key, held in self.columns.items() for pair in zip(states[key], held, strict=False)]
+        kept = {key: held[-before:] for key, held in self.columns.items()}
+        pairs = [pair for key, held in kept.items() for pair in zip(states[key][:before], held, strict=True)]
         if moved := [(goal, state) for goal, state in pairs if goal.data_ptr() != state.data_ptr()]:
             torch._foreach_copy_(*map(list, zip(*moved, strict=True)))
         return states, grown
@@ -209,7 +211,7 @@ class Recurrence:
         return run
 
     def keep(self, states: dict[Key, Tensor]) -> None:
-        """A pass has left the state after each column in its buffers."""
+        """Go on from the states that a pass leaves in its buffers."""
         self.columns = {key: list(columns) for key, columns in states.items()}
 
     def reads_before(self, seen: list[int], width: int, ahead: int) -> bool:

@@ -1,4 +1,4 @@
-"""Run recurrent mixers over several columns from a state, stepping the recurrence column by column.
+"""Run recurrent mixers over several columns from a state: the recurrence column by column, or all at once (`steps`).
 
 Their forward stays transformers': it projects and convolves all columns at once, and calls a kernel for prompts, which a twin
 replaces by ours. A new type needs no code if its mixer calls one of the kernels below.

@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+#: of decays, whose logarithms are clamped to it
+LEAST_LOG = -1e4
+
 
 class Steps:
     """Several columns from a state.
@@ -87,10 +90,10 @@ class Steps:
 
 
 class AtOnce(Steps):
-    """Any number of columns from a state, without a loop over them: a trace is of no number.
+    """All columns from a state in one formula, without a loop over them, so that a trace serves any number of columns.
 
-    Decays between columns are products of all pairs, by sums of logarithms; corrections of the delta rule solve a triangular
-    system (Yang et al. 2024, arXiv 2412.06464, section 3.3, of one chunk).
+    Decays between two columns come from sums of logarithms. The delta rule solves a triangular system (Yang et al. 2024,
+    arXiv 2412.06464, section 3.3, for one chunk). Rounding depends on where a pass begins, other than in `Steps`.
 
     Args:
         state: as it was before.
@@ -103,6 +106,7 @@ class AtOnce(Steps):
         self.after = after
 
     def next_head(self, run: Callable[[Steps], Tensor]) -> Tensor:
+        """Run the next head over its part of the states."""
         head = len(self.heads)
         self.heads.append([])
         return run(AtOnce(self.state[:, head], self.after[:, :, head], self.is_filler))  # type: ignore[arg-type]
@@ -111,23 +115,23 @@ class AtOnce(Steps):
         query, key, value, beta = (part.transpose(1, 2) for part in (query, key, value, self._none_of_filler(beta)))
         since_start, between = self._decays(log_decays)
         since_start = since_start.transpose(1, 2)
-        # Of what a column writes, what is there at a later one: (batch, heads, later, dim, column).
+        # Keys as they have decayed by a later column: (batch, heads, later, dim, column).
         between = between.permute(0, 3, 1, 4, 2)
         keys = between * key.transpose(-1, -2)[:, :, None]
         if between.shape[3] == 1:
-            found, read = (part @ key.transpose(-1, -2) * between[:, :, :, 0] for part in (key, query))
+            corrections, scores = (part @ key.transpose(-1, -2) * between[:, :, :, 0] for part in (key, query))
         else:
-            found, read = ((part[..., None, :] @ keys)[..., 0, :] for part in (key, query))
+            corrections, scores = ((part[..., None, :] @ keys)[..., 0, :] for part in (key, query))
         state = self.state.float()
         delta = beta * (value - (key * since_start) @ state)
-        delta = torch.linalg.solve_triangular(beta * found, delta, upper=False, unitriangular=True)
+        delta = torch.linalg.solve_triangular(beta * corrections, delta, upper=False, unitriangular=True)
         written = (keys.flatten(2, 3) @ delta).unflatten(2, keys.shape[2:4])
         self._keep((state[:, :, None] * since_start[..., None] + written).movedim(2, 0))
-        return ((query * since_start) @ state + read @ delta).transpose(1, 2)
+        return ((query * since_start) @ state + scores @ delta).transpose(1, 2)
 
     def scan(self, log_decays: Tensor, new: Tensor, reads: Tensor) -> Tensor:
         since_start, between = self._decays(log_decays)
-        new = self._none_of_filler(new)
+        new = self._none_of_filler(new).float()
         if log_decays.shape[-1] == 1:
             factors = between.flatten(3).permute(0, 3, 1, 2)
             written = (factors @ new.flatten(3).transpose(1, 2)).transpose(1, 2).view_as(new)
@@ -138,17 +142,19 @@ class AtOnce(Steps):
         return (states.to(self.state.dtype).to(reads.dtype) @ reads[..., None])[..., 0]
 
     def _keep(self, states: Tensor) -> None:
+        """Write the states after each column `(columns, batch, ...)`."""
         self.after.copy_(states)
         self.state = self.after[-1]
 
     def _none_of_filler(self, values: Tensor) -> Tensor:
-        """`values (batch, columns, ...)` with zeros in columns of filler."""
+        """Set `values (batch, columns, ...)` to 0 in columns of filler."""
         assert self.is_filler is not None
         return values.masked_fill(self.is_filler.view(*self.is_filler.shape, *[1] * (values.ndim - 2)), 0)
 
     def _decays(self, logs: Tensor) -> tuple[Tensor, Tensor]:
-        """Decays since the start `(batch, columns, ...)`, and from each column to later ones `(batch, later, column, ...)`."""
-        sums = self._none_of_filler(logs).double().cumsum(1)  # of large sums, small differences
+        """Return decays since the start `(batch, columns, ...)`, and between columns `(batch, later, column, ...)`."""
+        # Differences of large sums are small; LEAST_LOG is a decay to nothing, as minus infinity is.
+        sums = self._none_of_filler(logs).double().clamp(min=LEAST_LOG).cumsum(1)
         width = sums.shape[1]
         is_later = torch.ones(width, width, dtype=torch.bool, device=logs.device).tril()
         between = (sums[:, :, None] - sums[:, None]).float().exp()

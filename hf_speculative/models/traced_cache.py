@@ -15,17 +15,17 @@ from .steps import AtOnce
 
 
 class TracedRecurrence:
-    """What recurrent layers of a traced pass know of it, in the place of a `Recurrence`."""
+    """Tells the recurrent layers of a traced pass which columns are filler, in the place of a `Recurrence`."""
 
     is_filler: Tensor | None = None
 
     def __init__(self, layers: list["TracedLayer"]):
-        self.layers, self.has_filler = layers, bool(layers)
+        self.layers, self.has_filler = layers, bool(layers)  # a trace has to allow for filler
         for layer in layers:
             layer.recurrence = self  # type: ignore[assignment]
 
     def enter(self, width: int, is_filler: Tensor | None) -> None:
-        self.is_filler, self.is_single = is_filler, width == 1  # a trace is of more
+        self.is_filler, self.is_single = is_filler, width == 1  # never while it is traced
         for layer in self.layers if self.is_single else ():
             for _, states in states_of(layer):  # written in place
                 states.update({index: state.clone() for index, state in states.items() if state is not None})
@@ -55,6 +55,7 @@ class TracedLayer(RaggedRecurrentLayer):
 
     @property
     def steps(self) -> AtOnce | None:  # type: ignore[override]
+        """The recurrence over the columns of the pass, if the layer has one."""
         state, is_filler = self.recurrent_states.get(0), self.recurrence.is_filler
         return None if state is None else AtOnce(state, self.after["recurrent", 0], is_filler)  # type: ignore[arg-type]
 
@@ -65,10 +66,10 @@ class TracedLayer(RaggedRecurrentLayer):
         return inputs
 
     def finish_columns(self) -> None:
-        """A single column was run as in plain decoding."""
+        """Copy the states of a single column, which runs as in plain decoding."""
         held = dict(states_of(self))
         for (name, index), after in self.after.items():
-            after.copy_(held[name][index])  # type: ignore[arg-type]
+            after.copy_(held[name][index].clone())  # type: ignore[union-attr]  # it may be a part of `after`
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         cache = self.cache
@@ -98,7 +99,7 @@ class TracedCache(Cache):
 
 
 def layouts_of(model: PreTrainedModel, layers: AttentionLayers) -> list[Layout]:
-    """What the layers of a language model cache, in the shapes that a short prompt leaves."""
+    """Find what the layers of a language model cache, by a prompt of two tokens."""
     cache = DynamicCache(config=layers.config)
     ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     with torch.no_grad():
@@ -114,16 +115,17 @@ def layouts_of(model: PreTrainedModel, layers: AttentionLayers) -> list[Layout]:
                 tuple((name, index, tuple(state.shape[1:]), state.dtype) for name, index, state in states),
             )
         )
-    return layouts
+    # Older transformers do not list layers that read the keys of others.
+    return layouts + [Layout()] * (layers.config.num_hidden_layers - len(layouts))
 
 
 def layouts_of_head(layers: AttentionLayers) -> list[Layout]:
-    """What the layers of a draft head cache, which are alike."""
+    """Return what each layer of a draft head caches."""
     return [Layout((layers.shape_of_keys(),) * 2)] * layers.config.num_hidden_layers
 
 
 def by_layer(layouts: Sequence[Layout], tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
-    """The last of `tensors`, those of each layer."""
+    """Split the last of `tensors` by the layers that cache them."""
     ends = [*itertools.accumulate((layout.num_tensors for layout in layouts), initial=0)]
     first = len(tensors) - ends[-1]
     return [tensors[first + begin : first + end] for begin, end in itertools.pairwise(ends)]

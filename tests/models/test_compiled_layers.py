@@ -1,12 +1,15 @@
 """Compiled passes of layers that cache something else than keys and values of one shape: states, others' keys, nothing."""
 
 from contextlib import closing
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+import hf_speculative as hs
+from hf_speculative.call.configuration import as_keywords
 from hf_speculative.hf_compat.compiled import CompiledPackage
-from hf_speculative.models import artifacts, exported
+from hf_speculative.models import artifacts, execution, exported, traced
 from hf_speculative.models.execution import Execution
 from tests.architectures.check import build
 from tests.support import tiny
@@ -44,6 +47,32 @@ def test_states_of_recurrent_layers_are_not_written_over(emulated):
     """A round goes on from the state after any column of the last one, in the same buffers."""
     model = build("causal", "granitemoehybrid")
     assert check_rounds(model, execution=Execution(compile=True)).num_forwards < 30 and emulated.runs
+
+
+def test_bits_that_are_fixed_take_eager_passes(emulated):
+    """Compiled recurrences round by where a pass begins."""
+    model = build("causal", "qwen3_5_text")
+    call = tiny.prompts(2, width=12) | SETTINGS | {"draft_model": tiny.noisy_copy(model, 0.05)}
+    one, other = (
+        hs.generate(model, **call, **as_keywords({"reproducible": "bitwise", "optimize": optimize}))
+        for optimize in (False, True)
+    )
+    assert one.tolist() == other.tolist()
+
+
+def test_half_precision(emulated):
+    """In which state spaces have states and inputs of other dtypes."""
+    model = build("causal", "granitemoehybrid").bfloat16()
+    hs.generate(model, **tiny.prompts(3, width=12), **SETTINGS, draft_model=model, **as_keywords({"optimize": True}))
+    assert emulated.runs and emulated.num_made == 1
+
+
+def test_a_model_that_reads_no_prompt_of_ids_alone(emulated, monkeypatch):
+    model = tiny.llama()
+    monkeypatch.setattr(traced, "layouts_of", Mock(side_effect=ValueError("give an image")))
+    assert "give an image" in execution.described_passes(model) and artifacts.find(model) is None
+    with pytest.raises(artifacts.CannotCompile, match=r"ids alone .ValueError: give an image"):
+        artifacts.make(model)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 import hf_speculative as hs
 from hf_speculative.models import RaggedModel, UniversalModel, choose, ragged_deviation, stepped, steps
 from hf_speculative.models.inputs import text_inputs
+from hf_speculative.models.recurrent_cache import Recurrence, RecurrentLayer
 from tests.architectures.check import build
 from tests.architectures.configs import VOCAB
 from tests.support import tiny
@@ -68,6 +69,34 @@ def test_all_columns_at_once_are_those_one_by_one(kernel, num_columns, strength)
     torch.testing.assert_close(found[~is_filler], expected[~is_filler], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(at_once.after, torch.stack(stepped.states), rtol=1e-4, atol=1e-4)
     assert torch.equal(last, at_once.after[-1])
+
+
+@pytest.mark.parametrize("kernel", (steps.gated_delta_rule, _by_channel, steps.state_space, steps.selective_scan))
+def test_all_columns_at_once_in_half_precision_and_with_decays_to_nothing(kernel):
+    generator = torch.Generator().manual_seed(0)
+    state, inputs = _inputs(kernel, 5, 1, partial(torch.randn, generator=generator))
+    state, inputs = state.bfloat16(), [part.bfloat16() for part in inputs]
+    if "gated" in kernel.__name__:
+        inputs[3][:, 2] = float("-inf")
+    stepped = steps.Steps(state, torch.zeros(3, 5, dtype=torch.bool), num_kept=5)
+    at_once = steps.AtOnce(state, torch.empty(5, *state.shape, dtype=state.dtype), stepped.is_filler)
+    (expected, _), (found, _) = kernel(stepped, *inputs), kernel(at_once, *inputs)
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found.float(), expected.float(), rtol=0.05, atol=0.1)
+    torch.testing.assert_close(at_once.after.float(), torch.stack(stepped.states).float(), rtol=0.05, atol=0.1)
+
+
+def test_buffers_of_states_grow_and_do_not_shrink():
+    """Captured passes hold their addresses, and each move copies all states."""
+    key = 0, "recurrent", 0
+    recurrence, grown = Recurrence([RecurrentLayer(1)]), []
+    for num_columns in (3, 12, 1, 3, 12, 13, 2, 20):
+        recurrence.reset(2)
+        recurrence.columns, recurrence.num_columns = {key: [torch.full((2, 4), float(num_columns))]}, num_columns
+        states, moved = recurrence.in_buffers()
+        assert states[key].shape == (num_columns + 1, 2, 4) and (states[key][0] == num_columns).all()
+        grown.append(moved)
+    assert grown == [True, True, False, False, False, True, False, False]
 
 
 @pytest.mark.parametrize("model_type", TYPES)
