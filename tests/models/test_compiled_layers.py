@@ -39,7 +39,7 @@ def test_recurrent_layers(kind, emulated):
         agrees(model, inputs, draft_model=draft, num_draft_tokens=3, optimize=True)
     assert {columns for _, columns in emulated.runs} >= {1, 2, 4} and emulated.num_made == 1
     emulated.runs.clear()
-    takes_lanes(model, tiny.texts(5), batch_size=2, draft_model=draft, optimize=True, num_draft_tokens=3)
+    takes_lanes(model, tiny.texts(7), batch_size=2, draft_model=draft, optimize=True, num_draft_tokens=3)
     assert emulated.runs
 
 
