@@ -146,11 +146,10 @@ def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> BoundPass | 
     looked_at = path_of(model, recorded), folder().stat().st_mtime_ns if folder().exists() else None
     if looked_at in _missing:
         return None
-    try:
+    files = None
+    with suppress(CannotCompile):
         files = files_of(model, recorded)
-    except CannotCompile:
-        return None
-    if not files.are_there:
+    if files is None or not files.are_there:
         _missing.add(looked_at)
         return None
     try:

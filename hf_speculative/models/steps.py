@@ -72,17 +72,19 @@ class Steps:
             outputs.append(query[:, column] @ state)
         return torch.stack(outputs, 1)[:, :, :, 0]
 
-    def scan(self, log_decays: Tensor, new: Tensor, reads: Tensor) -> Tensor:
-        """Decay the state `(batch, ..., dim, states)` in each column, add what is new, and read it.
+    def scan(self, log_decays: Tensor, inputs: Tensor, keys: Tensor, reads: Tensor) -> Tensor:
+        """Decay the state `(batch, ..., dim, states)` in each column, add the inputs by their keys, and read it.
 
         Args:
-            log_decays, new: `(batch, columns, ..., dim, states)`, where decays may have 1 in the place of the last two.
+            log_decays, keys: `(batch, columns, ..., dim, states)`. A head that shares them has 1 in the place of `dim`, and
+                decays have it in the place of `states` as well.
+            inputs: `(batch, columns, ..., dim)`.
             reads: `(batch, columns, ..., states)`.
 
         Returns:
             `(batch, columns, ..., dim)`.
         """
-        outputs = []
+        new, outputs = keys * inputs[..., None], []
         for decay, one, read in zip(log_decays.exp().unbind(1), new.unbind(1), reads.unbind(1), strict=True):
             state = self.advance((self.state.float() * decay + one).to(self.state.dtype))
             outputs.append((state.to(reads.dtype) @ read[..., None])[..., 0])
@@ -129,17 +131,22 @@ class AtOnce(Steps):
         self._keep((state[:, :, None] * since_start[..., None] + written).movedim(2, 0))
         return ((query * since_start) @ state + scores @ delta).transpose(1, 2)
 
-    def scan(self, log_decays: Tensor, new: Tensor, reads: Tensor) -> Tensor:
+    def scan(self, log_decays: Tensor, inputs: Tensor, keys: Tensor, reads: Tensor) -> Tensor:
         since_start, between = self._decays(log_decays)
-        new = self._none_of_filler(new).float()
-        if log_decays.shape[-1] == 1:
-            factors = between.flatten(3).permute(0, 3, 1, 2)
-            written = (factors @ new.flatten(3).transpose(1, 2)).transpose(1, 2).view_as(new)
-        else:
-            written = (between * new[:, None]).sum(2)
-        states = self.state.float()[:, None] * since_start + written
-        self._keep(states.transpose(0, 1))
-        return (states.to(self.state.dtype).to(reads.dtype) @ reads[..., None])[..., 0]
+        keys, state = self._none_of_filler(keys).float(), self.state.float()
+        if log_decays.shape[-1] > 1:
+            states = state[:, None] * since_start + (between * (keys * inputs[..., None])[:, None]).sum(2)
+            self._keep(states.transpose(0, 1))
+            return (states.to(self.state.dtype).to(reads.dtype) @ reads[..., None])[..., 0]
+        inputs, keys, reads = (part.float().transpose(1, 2) for part in (inputs, keys[..., 0, :], reads))
+        since_start, between = since_start.transpose(1, 2), between[..., 0, 0].permute(0, 3, 1, 2)
+        # Inputs as they have decayed by a later column: (batch, heads, later, dim, column).
+        decayed = between[:, :, :, None] * inputs.transpose(-1, -2)[:, :, None]
+        written = (decayed.flatten(2, 3) @ keys).unflatten(2, decayed.shape[2:4])
+        self._keep((state[:, :, None] * since_start + written).movedim(2, 0))
+        scores = reads @ keys.transpose(-1, -2) * between
+        outputs = (reads @ state.transpose(-1, -2)) * since_start[..., 0] + scores @ inputs
+        return outputs.transpose(1, 2).contiguous()  # mixers view it
 
     def _keep(self, states: Tensor) -> None:
         """Write the states after each column `(columns, batch, ...)`."""
@@ -225,8 +232,8 @@ def selective_scan(
         return steps.next_head(lambda of_head: selective_scan(of_head, *given)[0]), steps.state[:, 0]
     dt = functional.softplus(dt if delta_bias is None else dt + delta_bias.to(dt.dtype)[:, None]).float()
     x, dt, B, C = (part.transpose(1, 2) for part in (hidden_states, dt, B, C))
-    new = dt[..., None] * B.float()[:, :, None] * x.float()[..., None]
-    output = steps.scan(dt[..., None] * A.float(), new, C).transpose(1, 2)
+    keys = dt[..., None] * B.float()[:, :, None]
+    output = steps.scan(dt[..., None] * A.float(), x.float(), keys, C).transpose(1, 2)
     output = output if D is None else output + hidden_states * D[:, None]
     output = output if z is None else output * functional.silu(z)
     return output.to(hidden_states.dtype), steps.state
@@ -258,7 +265,6 @@ def state_space(
     """
     dt = functional.softplus(dt if dt_bias is None else dt + dt_bias.to(dt.dtype))[..., None, None]
     B, C = (part.repeat_interleave(hidden_states.shape[2] // B.shape[2], 2) for part in (B, C))
-    new = (dt * B[..., None, :]) * hidden_states[..., None]
-    output = steps.scan(dt.float() * A.float()[:, None, None], new, C)
+    output = steps.scan(dt.float() * A.float()[:, None, None], hidden_states, dt * B[..., None, :], C)
     output = output if D is None else output + hidden_states * D[:, None]
     return output.to(hidden_states.dtype), steps.state
