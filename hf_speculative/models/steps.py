@@ -1,4 +1,4 @@
-"""Recurrences over several columns from a state: column by column, or all at once where columns are not counted."""
+"""Recurrences over several columns from a state: column by column, or all at once in compiled passes."""
 
 import sys
 from collections.abc import Callable
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-#: of decays, whose logarithms are clamped to it
+#: the least logarithm of a decay, which leaves nothing
 LEAST_LOG = -1e4
 
 
@@ -40,7 +40,7 @@ class Steps:
         return state
 
     def next_head(self, run: Callable[["Steps"], Tensor]) -> Tensor:
-        """The output of `run` over the next one of the state's heads, each of which runs alone."""
+        """Return the output of `run` over the next head of the state; each runs alone."""
         of_head = Steps(self.state[:, len(self.heads)], self.is_filler, sys.maxsize)
         output = run(of_head)
         self.heads.append(of_head.states)
@@ -95,10 +95,10 @@ class AtOnce(Steps):
     """All columns from a state in one formula, without a loop over them, so that a trace serves any number of columns.
 
     Decays between two columns come from sums of logarithms. The delta rule solves a triangular system (Yang et al. 2024,
-    arXiv 2412.06464, section 3.3, for one chunk). Rounding depends on where a pass begins, other than in `Steps`.
+    arXiv 2412.06464, section 3.3, for one chunk). Rounding depends on where a pass begins, unlike in `Steps`.
 
     Args:
-        state: as it was before.
+        state: before the first column.
         after: `(columns, batch, ...)`, for the states after each column.
         is_filler: as in `Steps`.
     """
@@ -160,7 +160,7 @@ class AtOnce(Steps):
 
     def _decays(self, logs: Tensor) -> tuple[Tensor, Tensor]:
         """Return decays since the start `(batch, columns, ...)`, and between columns `(batch, later, column, ...)`."""
-        # Differences of large sums are small; LEAST_LOG is a decay to nothing, as minus infinity is.
+        # In float64, since large sums have small differences; clamped, since infinite ones have none.
         sums = self._none_of_filler(logs).double().clamp(min=LEAST_LOG).cumsum(1)
         width = sums.shape[1]
         is_later = torch.ones(width, width, dtype=torch.bool, device=logs.device).tril()
