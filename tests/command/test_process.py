@@ -13,7 +13,7 @@ import pytest
 
 import hf_speculative as hs
 from hf_speculative.cli import app
-from tests.support.cases import a_third, slow_but
+from tests.support.cases import STRIDE, slow_but
 
 COMMANDS = [command.name for command in app.registered_commands]
 #: runs the command, where Ctrl-C may have been ignored by whoever started the tests
@@ -88,7 +88,7 @@ def test_each_public_name_may_be_the_first_one_asked_for():
     script = f"""
 import os, datasets, torch, hf_speculative
 from transformers import AutoTokenizer, GenerationMixin, PreTrainedModel, Trainer  # once, as they take long
-for name in {a_third(hs.__all__)}:
+for name in {hs.__all__[::STRIDE]}:
     if not (child := os.fork()):
         getattr(hf_speculative, name)
         os._exit(0)
@@ -141,7 +141,7 @@ def test_ctrl_c_in_generate_shows_what_there_is(tmp_path):
     assert json.loads(output.splitlines()[-1])["total"]["num_prompts"] >= 1 and "of 2000 prompts" in messages
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_ctrl_c_in_bench_keeps_what_was_measured(tmp_path):
     sizes, figures, results = ",".join(map(str, range(1, 200))), tmp_path / "bench.json", tmp_path / "results"
     options = ("--batch", sizes, "--new-tokens", 4, "--draft-tokens", 2, "--repeats", 2, "--context", 8)

@@ -3,7 +3,6 @@
 import copy
 import gc
 import subprocess
-import sys
 import weakref
 import zipfile
 from contextlib import nullcontext
@@ -20,7 +19,7 @@ import hf_speculative as hs
 from hf_speculative.call import learned
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.models import RaggedModel, artifacts, attention, execution, exported, pieces, pool, traced
-from hf_speculative.models.artifact_process import NICENESS
+from hf_speculative.models.artifact_process import NICENESS, yield_to_others
 from hf_speculative.models.bound import PassOfPieces
 from hf_speculative.models.execution import Execution
 from tests.architectures.check import build
@@ -47,12 +46,10 @@ def draft(target):
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="sessions have no shares of their own here")
 def test_the_background_process_gives_way_though_it_has_a_session_of_its_own():
     """By priority alone it took half of the cores, and a call beside it ten times as long."""
-    code = "from hf_speculative.models.artifact_process import yield_to_others as give_way, Path; give_way()"
-    code += "; print(Path('/proc/self/autogroup').read_text())"
-    said = subprocess.run(
-        [sys.executable, "-c", code], start_new_session=True, capture_output=True, text=True, check=True
+    said = subprocess.check_output(
+        ["cat", "/proc/self/autogroup"], text=True, start_new_session=True, preexec_fn=yield_to_others
     )
-    assert said.stdout.split()[-2:] == ["nice", str(NICENESS)]
+    assert said.split()[-2:] == ["nice", str(NICENESS)]
 
 
 def assert_equals_plain(target, draft, compile, num_rows=3, width=12, **options):
@@ -379,7 +376,7 @@ EXPORTED = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(EXPORTED, "head, eagle 3.1", "qwen3_5_text"))
+@pytest.mark.parametrize("name", slow_but(EXPORTED, "head, eagle 3.1"))
 def test_what_is_exported_serves_all_sizes(name):
     """The graph alone, without a compiler."""
     module = EXPORTED[name]()
