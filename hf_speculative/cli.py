@@ -26,30 +26,18 @@ def _print_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
+VERSION = typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+
+
 @app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
+def root(version: Annotated[bool, VERSION] = False) -> None:
     """Speculative decoding for transformers: exact, batched, measured.
 
     Try it, nothing to download:  hf-speculative generate "def main():"
     """
 
 
-for _name, _command in (
-    ("generate", generate),
-    ("playground", playground),
-    ("serve", serve),
-    ("check", check),
-    ("audit", audit),
-    ("compile", compile_command),
-    ("bench", bench),
-    ("eval", eval_command),
-    ("train", train_command),
-    ("card", hub.card),
-    ("export", hub.export),
-    ("export-generate", hub.export_generate),
-):
+DECODING = (generate, playground, serve, check, audit, compile_command, bench, eval_command, train_command)
+for _command in (*DECODING, hub.card, hub.export, hub.export_generate):
+    _name = _command.__name__.removesuffix("_command").replace("_", "-")
     app.command(_name, help=help_of(_command))(clean_exits(_command))

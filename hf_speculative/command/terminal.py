@@ -3,14 +3,15 @@
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import typer
 from rich.console import Console
 from rich.text import Text
 from typer.models import ArgumentInfo
 
-from .interrupts import STOPPED
+from .interrupts import STOPPED, ends_at_once
 
 #: exit status after an error that the user can correct
 WRONG = 2
@@ -68,12 +69,15 @@ def in_options(message: str, options: dict[str, str]) -> str:
     return KEYWORD.sub(translated, message)
 
 
-def quiet_transformers() -> None:
-    """Hides its warnings and bars, which would mix with a command's own lines."""
-    from transformers.utils import logging
+@contextmanager
+def loading(console: Console, what: str = "loading the models") -> Iterator[None]:
+    """Show that something is being loaded, and end at once on Ctrl-C; from here on, transformers' own bars are hidden."""
+    with ends_at_once(), console.status(what):
+        from transformers.utils import logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        yield
 
 
 def warn_of_host(console: Console, host: str) -> None:

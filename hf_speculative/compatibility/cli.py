@@ -13,10 +13,9 @@ from rich.text import Text
 
 from ..command.arguments import GRAMMAR, ExactMachine, Machine, option, raw_setting, target_option
 from ..command.checks import check_file, check_models, numbers
-from ..command.interrupts import ends_at_once
 from ..command.loading import load_pair, load_target
 from ..command.settings import setting, with_settings
-from ..command.terminal import quiet_transformers
+from ..command.terminal import loading
 from .defaults import BATCH_SIZES, SECONDS
 
 
@@ -64,14 +63,13 @@ def check(settings: Options) -> None:
     For a server's load:  hf-speculative check Qwen/Qwen3-8B Qwen/Qwen3-0.6B --batch 16,32
     """
     sizes, err = numbers("--batch", settings.batch, int), Console(stderr=True)
-    with ends_at_once(), err.status("loading the models"):
+    with loading(err):
         from transformers import PreTrainedModel
 
         from ..measuring.rows import read_prompts
         from ..tokenizers.loading import tokenizer_beside
         from . import answer, screen
 
-        quiet_transformers()
         path = settings.prompts
         texts = None if path is None else _usable(read_prompts(path, settings.field), err)
         names = ("MODEL", "DRAFT_MODEL")
@@ -128,12 +126,11 @@ def audit(settings: AuditOptions) -> None:
     Two servers:  hf-speculative audit Qwen/Qwen3-0.6B plain.jsonl drafted.jsonl --dtype bfloat16
     """
     err = Console(stderr=True)
-    with ends_at_once(), err.status("loading the model"):
+    with loading(err, "loading the model"):
         from ..measuring.rows import read_prompts
         from . import screen
         from .audit import audit_texts
 
-        quiet_transformers()
         files = [(settings.first, settings.prompt), (settings.first, settings.field), (settings.second, settings.field)]
         prompts, first, second = (read_prompts(path, name) for path, name in files)
         if len(first) != len(second):

@@ -11,7 +11,7 @@ from ..command.checks import check_models
 from ..command.interrupts import ends_at_once
 from ..command.loading import load_pair
 from ..command.settings import check_ranges, setting, with_settings
-from ..command.terminal import quiet_transformers
+from ..command.terminal import loading
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,10 @@ def compile_command(settings: Options) -> None:
     Files lie in HF_HOME/hf_speculative/passes, or in the folder that HF_SPECULATIVE_PASSES names.
     """
     err = Console(stderr=True, highlight=False)
-    with ends_at_once(), err.status("loading the models"):
+    with loading(err):
         from ..models import artifacts, linears
         from ..models.execution import uncompilable_reason
 
-        quiet_transformers()
         target, draft, *_ = load_pair(settings.model, settings.draft_model, Machine(settings.dtype, "cpu"))
     for role, one, recorded in _passes(target, draft):
         linears.use_kernel(one)

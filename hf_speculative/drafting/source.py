@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..interfaces import CachedModel, Drafter, Schedule
-from ..models import Inputs, Path, num_parameters
+from ..models import Inputs, Path, RecordingUniversalModel, num_parameters
 from ..models.execution import Execution, recording_model
 from ..schedules import Adaptive
 from ..tokenizers.vocabulary import VocabularyMatch
@@ -177,9 +177,9 @@ class DraftSource:
         if not self.reads_states:
             return None, drafter
         layers = tuple(drafter.hidden_layers)
-        passes = call.execution, call.is_static
-        target = recording_model(call.model, call.inputs, call.path, layers, call.keep, *passes)
-        return target, drafter
+        if call.path.name != "ragged":
+            return RecordingUniversalModel(call.model, call.inputs, layers, call.keep), drafter
+        return recording_model(call.model, layers, call.execution, call.is_static), drafter
 
     def drafter(self, call: BuildContext) -> Drafter:
         """What drafts in this call."""

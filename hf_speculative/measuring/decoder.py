@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,7 +19,7 @@ from ..call.statistics import RowStatistics, Statistics
 from ..drafting.source import DraftSource
 from ..generation import generate, generate_rounds
 from ..models import device_of
-from ..models.model_state import keeping
+from ..models.model_state import alone
 from ..sampling.copying import clone
 from ..tokenizers.chat import ids_of
 from ..types import Round
@@ -182,14 +181,10 @@ class Decoder:
         device = device_of(self.target)
         return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
-    @contextmanager
     def _alone(self, batch: int, setting: Setting | None = None):
         """Seed a batch alike under every setting, with what the setting's sources keep, if any; restore both after it."""
         kept = {} if self.forgets or setting is None else self.kept.setdefault(setting, {})
-        devices = range(torch.cuda.device_count()) if self.target.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), keeping(self.target, kept):  # the seed is that of all devices
-            torch.manual_seed(self.seed + batch)
-            yield
+        return alone(self.target, kept, self.seed + batch)
 
     def _row(self, index: int, ids: list[int], probs: list[float], counts: RowStatistics, seconds: float) -> Row:
         chances = [None if math.isnan(chance) else float(f"{chance:.4f}") for chance in probs]

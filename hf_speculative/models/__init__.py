@@ -16,7 +16,7 @@ from .positions import counts_itself
 from .probe import fits_early_exit, ragged_deviation, tolerance, universal_deviation
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache
-from .recording import RecordingModel, states_unsupported_reason
+from .recording import RecordingModel, RecordingUniversalModel, states_unsupported_reason
 from .shallow import exchanged
 from .sharding import are_several, group_of, is_sharded, is_staged, num_parameters, weights_of_a_pass
 from .static import StaticModel

@@ -10,14 +10,13 @@ import torch
 from transformers import PreTrainedModel
 
 from ..hf_compat import placement_hook
-from ..interfaces import CachedModel
 from . import artifacts, linears, pool
 from .ahead import AheadModel
 from .artifacts import BoundPass, CompiledPass, PassOfPieces
 from .attention import takes_masks
 from .cached_model import device_of
 from .capture import Capture, CudaGraph, failed_on
-from .choice import Path, choose
+from .choice import choose
 from .encoder_decoder import multimodal_class_for
 from .folder import FOLDER, OFF
 from .inputs import Inputs
@@ -25,7 +24,7 @@ from .model_state import kept_with
 from .multimodal import AheadMultimodalModel, MultimodalModel, StaticMultimodalModel
 from .positions import counts_itself
 from .ragged import RaggedModel
-from .recording import AheadRecordingModel, RecordingModel, RecordingUniversalModel, StaticRecordingModel
+from .recording import AheadRecordingModel, RecordingModel, StaticRecordingModel
 from .sharding import group_of, is_sharded
 from .states import runs_more
 from .static import StaticModel
@@ -82,22 +81,9 @@ def multimodal_model(
 
 
 def recording_model(
-    model: PreTrainedModel,
-    inputs: Inputs,
-    path: Path,
-    layers: tuple[int, ...],
-    keep: tuple[str, ...],
-    execution: Execution,
-    is_static: bool,
-) -> CachedModel:
-    """A target on its `path` that records the states of `layers`.
-
-    Args:
-        keep: outputs for `step_output`, which only the universal path has, whose passes are eager.
-        execution, is_static: as in `ragged_model`.
-    """
-    if path.name != "ragged":
-        return RecordingUniversalModel(model, inputs, layers, keep)
+    model: PreTrainedModel, layers: tuple[int, ...], execution: Execution, is_static: bool
+) -> RecordingModel:
+    """A target that records the states of `layers`; `execution` and `is_static` are as in `ragged_model`."""
     if (capture := capture_of(model, execution)) is not None:
         return StaticRecordingModel(model, layers, capture=capture)
     if (run := compiled_pass(model, execution, layers)) is not None:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from transformers import PreTrainedModel
 
 _loaded: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Any]] = WeakKeyDictionary()
@@ -25,6 +26,15 @@ def forget(model: PreTrainedModel) -> None:
     """Drop all state kept with the model, and what was loaded for it."""
     _kept.pop(model, None)
     _loaded.pop(model, None)
+
+
+@contextmanager
+def alone(model: PreTrainedModel, own: dict[Hashable, Any], seed: int) -> Iterator[None]:
+    """A call that starts from `seed`, with `own` kept; random numbers of all devices and what is kept go on as before."""
+    devices = range(torch.cuda.device_count()) if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), keeping(model, own):
+        torch.manual_seed(seed)
+        yield
 
 
 @contextmanager

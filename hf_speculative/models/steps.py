@@ -9,6 +9,8 @@ from torch.nn import functional
 
 #: the least logarithm of a decay, which leaves nothing
 LEAST_LOG = -1e4
+#: outputs of all columns, and the state after the last one
+Scanned = tuple[Tensor, Tensor]
 
 
 class Steps:
@@ -173,16 +175,7 @@ def unless(is_filler: Tensor, new: Tensor, old: Tensor) -> Tensor:
     return torch.where(is_filler.to(new.device).view(-1, *[1] * (new.ndim - 1)), old.to(new.dtype), new)
 
 
-def gated_delta_rule(
-    steps: Steps,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    use_qk_l2norm_in_kernel: bool = False,
-    **kwargs,
-) -> tuple[Tensor, Tensor]:
+def gated_delta_rule(steps: Steps, query, key, value, g, beta, use_qk_l2norm_in_kernel=False, **kwargs) -> Scanned:
     """What `chunk_gated_delta_rule` gives: Yang et al. 2024 (arXiv 2412.06464), with a decay a head, or Kimi's, a channel.
 
     Args:
@@ -204,18 +197,7 @@ def gated_delta_rule(
     return steps.delta_rule(query, key, value, log_decays, beta[..., None]).to(dtype), steps.state
 
 
-def selective_scan(
-    steps: Steps,
-    hidden_states: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    z: Tensor | None = None,
-    delta_bias: Tensor | None = None,
-    **kwargs,
-) -> tuple[Tensor, Tensor]:
+def selective_scan(steps: Steps, hidden_states, dt, A, B, C, D=None, z=None, delta_bias=None, **kwargs) -> Scanned:
     """What Mamba's `selective_scan_fn` gives, which takes no state: Gu and Dao 2023 (arXiv 2312.00752), algorithm 2.
 
     Args:
@@ -239,17 +221,7 @@ def selective_scan(
     return output.to(hidden_states.dtype), steps.state
 
 
-def state_space(
-    steps: Steps,
-    hidden_states: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    **kwargs,
-) -> tuple[Tensor, Tensor]:
+def state_space(steps: Steps, hidden_states, dt, A, B, C, D=None, dt_bias=None, **kwargs) -> Scanned:
     """What `mamba_chunk_scan_combined` gives: Dao and Gu 2024 (arXiv 2405.21060), section 7.
 
     No limits on `dt`, as a single step has none.

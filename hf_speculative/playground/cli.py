@@ -10,11 +10,10 @@ from rich.console import Console
 from ..call.option_table import DRAFTS
 from ..command.arguments import Machine, option, raw_setting, target_option
 from ..command.checks import check_models
-from ..command.interrupts import ends_at_once
 from ..command.loading import load_pair
 from ..command.prompts import built_in_prompts
 from ..command.settings import setting, with_settings
-from ..command.terminal import quiet_transformers, warn_of_host
+from ..command.terminal import loading, warn_of_host
 
 #: for the embedded pair, which repeats itself without the penalty
 PROMPTS = (
@@ -66,8 +65,7 @@ def playground(settings: Options) -> None:
     host, port = settings.host, settings.port
     console = Console(stderr=True, highlight=False)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    with ends_at_once(), console.status("loading"):
-        quiet_transformers()
+    with loading(console, "loading"):
         try:
             from .page import build, look
         except ImportError as error:

@@ -16,7 +16,7 @@ from ..call.statistics import Statistics
 from ..generation import generate, generate_rounds
 from ..grammar.call import with_grammar
 from ..grammar.processor import Walk
-from ..models.model_state import keeping
+from ..models.model_state import alone
 from ..tokenizers import chat
 from ..tokenizers.pieces import Pieces
 from ..verification import RULES
@@ -194,15 +194,13 @@ def run(models: Models, settings: Settings, prompt: str, as_chat: bool = False) 
     drafting, recorder = settings.drafting(models)
     plainly = stepwise(generate, model=target, **keywords, draft_model=None)
     ways = (plainly, generate_rounds(target, **keywords, **drafting))
-    devices = range(torch.cuda.device_count()) if target.device.type == "cuda" else []
     decode = partial(tokenizer.decode, skip_special_tokens=as_chat)
     plain, own = (Column(Pieces(decode, before=ids)) for _ in ways)
     if "grammar" in keywords:
         processors = with_grammar(target, {}, keywords["grammar"], tokenizer)["logits_processor"]
         own.walk = Walk(processors[-1].grammars[0])
     shown = Run(settings, prompt, plain, own, recorder.rounds)
-    with keeping(target, {}), torch.random.fork_rng(devices), closing(in_turns(ways)) as steps:
-        torch.manual_seed(settings.seed)  # for plain decoding; the other way has a generator of its own
+    with alone(target, {}, settings.seed), closing(in_turns(ways)) as steps:
         for number, seconds, step in steps:
             if number == 0:
                 plain.add(step, seconds)

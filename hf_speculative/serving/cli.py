@@ -10,10 +10,9 @@ from rich.console import Console
 
 from ..command.arguments import Machine, option, target_option, with_drafting_options
 from ..command.checks import check_models, naming
-from ..command.interrupts import ends_at_once
 from ..command.loading import load_pair, loadable
 from ..command.settings import setting, with_settings
-from ..command.terminal import quiet_transformers, warn_of_host
+from ..command.terminal import loading, warn_of_host
 
 #: time for running answers to end after a signal to stop
 GRACE_SECONDS = 20
@@ -66,8 +65,7 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
     """
     model, host, port = settings.model, settings.host, settings.port
     console = Console(stderr=True)
-    with ends_at_once(), console.status("loading"):
-        quiet_transformers()
+    with loading(console, "loading"):
         from transformers import AutoProcessor
 
         from ..call.configuration import SpeculativeConfig, as_keywords

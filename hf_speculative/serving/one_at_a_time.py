@@ -1,8 +1,6 @@
 """Run requests that no engine takes: calls of `model.generate`, one at a time, on a thread of their own."""
 
-from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from typing import Any
 
 import torch
 from transformers import BatchFeature, PreTrainedModel, PreTrainedTokenizerBase
@@ -35,16 +33,7 @@ class OneAtATime:
         self.model, self.tokenizer = model, tokenizer
         self.pool = ThreadPoolExecutor(1, "hf-speculative-one-at-a-time")
 
-    def submit(
-        self,
-        prompt: list[int],
-        receive: Callable[[list[int]], None],
-        finish: Callable[[BaseException | None], None],
-        seed: int | None,
-        num_top: int | None,
-        media: Mapping[str, Any],
-        **settings,
-    ) -> Call:
+    def submit(self, prompt, receive, finish, seed, num_top, media, **settings) -> Call:
         """As `Engine.submit`, for inputs of any kind; the seed is set for the call.
 
         Raises:

@@ -12,7 +12,7 @@ from ..batches import generate_batches
 from ..call.statistics import Statistics
 from ..distillation.sampling_params import SamplingParams
 from ..measuring.processes import Processes
-from ..models.model_state import keeping
+from ..models.model_state import alone
 from .settings import Settings
 
 #: ways to decode that are measured
@@ -49,9 +49,8 @@ class Meter:
         drafting = {"draft_model": draft, "num_draft_tokens": self.num_draft_tokens}
         most_new, size, seed = min(64, self.settings.max_new_tokens), self.settings.batch_size, self.settings.seed
         drafting |= {"num_assistant_tokens_schedule": "constant", "max_new_tokens": most_new}
-        devices = range(torch.cuda.device_count()) if target.device.type == "cuda" else []
         counted, started = Statistics(), time.monotonic()
-        with keeping(target, {}), torch.random.fork_rng(devices):
+        with alone(target, {}, seed):
             for first in range(self.processes.rank * size, len(self.prompts), self.processes.count * size):
                 torch.manual_seed(seed + first // size)
                 batch = self.prompts[first : first + size]

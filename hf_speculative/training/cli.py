@@ -13,7 +13,7 @@ from ..command.checks import check_data, check_models
 from ..command.interrupts import STOPPED, ends_at_once
 from ..command.loading import load_embedded, load_target
 from ..command.settings import setting, with_settings
-from ..command.terminal import quiet_transformers
+from ..command.terminal import loading
 from .settings import HOW, Settings
 
 
@@ -78,8 +78,7 @@ def train_command(settings: Options) -> None:
         from .deadline import Watch
 
     err = Console(stderr=True, highlight=False)
-    quiet_transformers()
-    with ends_at_once(), err.status("loading the target"):
+    with loading(err, "loading the target"):
         if options.target is None:
             model, _, tokenizer = load_embedded(options.machine)
         else:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hf_speculative.command.terminal import quiet_transformers
+from hf_speculative.command.terminal import loading
 from hf_speculative.measuring.commands import demo
 
 PICTURE = Path(__file__).parents[2] / "docs" / "assets" / "demo.svg"
@@ -14,8 +14,9 @@ PICTURE = Path(__file__).parents[2] / "docs" / "assets" / "demo.svg"
 
 def record() -> str:
     console = Console(record=True, width=120, file=io.StringIO(), highlight=False)
-    quiet_transformers()
-    demo.show(console, demo.load(), num_tokens=72, repeats=3)
+    with loading(Console(stderr=True)):
+        loaded = demo.load()
+    demo.show(console, loaded, num_tokens=72, repeats=3)
     text = console.export_svg(title="hf-speculative generate --demo", unique_id="demo")
     # In the reader's fonts: rich's own export would fetch one.
     text = re.sub(r"@font-face \{.*?\}|<!--.*?-->", "", text, flags=re.DOTALL)

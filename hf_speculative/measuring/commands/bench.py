@@ -17,7 +17,7 @@ from ...command.checks import check_models, check_outputs, numbers
 from ...command.interrupts import STOPPED, ends_at_once
 from ...command.loading import load_pair
 from ...command.settings import check_ranges, setting, with_settings
-from ...command.terminal import quiet_transformers
+from ...command.terminal import loading
 from ...reports import files
 from ..methods import DEFAULT_METHODS, METHODS
 from .evaluate import ADAPTIVE, LENGTHS, draft_lengths
@@ -101,7 +101,6 @@ def bench(settings: Options) -> None:
         from ..suites import questions
 
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
-    quiet_transformers()
     runs = [tables.load(path) for path in settings.compare or ()]
     if runs and not settings.suite:
         flags = ("model", "draft-model", "results", "minutes", "json")
@@ -114,14 +113,14 @@ def bench(settings: Options) -> None:
     temperatures = numbers("--temperature", settings.temperature, float)
     lengths = draft_lengths("--draft-tokens", settings.draft_tokens)
     lengths = [n if n is None else checked("num_draft_tokens", n) for n in lengths]
-    with ends_at_once(), err.status("reading the suites"):
+    with loading(err, "reading the suites"):
         samples = [questions(name, settings.num_prompts) for name in settings.suite or ()]
     suites = {rows.info.dataset_name: rows for rows in samples}
     if len(suites) < len(samples):
         raise ValueError(f"--suite: two have one name, of {', '.join(suites)}: rename a file, or give each once.")
     names = suites or [f"{benchmarks.CODE}/{length}" for length in numbers("--context", settings.context, int)]
     places = benchmarks.places_of(names, batches, temperatures)
-    with ends_at_once(), err.status("loading the models"):
+    with loading(err):
         pair = _pair(settings)
         if settings.optimize:
             attach(pair.target, optimize=True)

@@ -15,7 +15,7 @@ from ...command.checks import check_data, check_models, check_outputs, naming, n
 from ...command.interrupts import STOPPED, ends_at_once
 from ...command.loading import load_embedded, load_target
 from ...command.settings import setting, with_settings
-from ...command.terminal import quiet_transformers
+from ...command.terminal import loading
 from ...names import place_of
 from ...reports import files
 
@@ -82,7 +82,6 @@ def eval_command(settings: Options, drafting: dict[str, Any]) -> None:
         from ..run import evaluate_until_stopped
 
     err = Console(stderr=True, highlight=False)
-    quiet_transformers()
     lengths = draft_lengths("--num-draft-tokens", settings.num_draft_tokens)
     temperatures = numbers("--temperature", settings.temperature, float)
     if settings.prompt_lookup is not None:
@@ -91,7 +90,7 @@ def eval_command(settings: Options, drafting: dict[str, Any]) -> None:
     sources: dict[str, Any] = {n: value if isinstance(value, list) else [value] for n, value in named.items()}
     of_rows: dict[str, Any] = {"top_k": settings.top_k, "top_p": settings.top_p, "stop_strings": settings.stop}
     of_rows |= {"grammar": settings.grammar}
-    with ends_at_once(), err.status("loading the models"):
+    with loading(err):
         target, drafts, tokenizer = _load(settings)
     results = settings.results
     evaluation, is_stopped = evaluate_until_stopped(

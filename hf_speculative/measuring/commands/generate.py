@@ -15,11 +15,11 @@ from rich.text import Text
 from ...call.option_table import DRAFTS, ROWS
 from ...command.arguments import GRAMMAR, ExactMachine, option, raw_setting, target_option, with_drafting_options
 from ...command.checks import check_models
-from ...command.interrupts import STOPPED, ends_at_once
+from ...command.interrupts import STOPPED
 from ...command.loading import load_pair
 from ...command.prompts import built_in_prompts
 from ...command.settings import setting, with_settings
-from ...command.terminal import quiet_transformers
+from ...command.terminal import loading
 
 #: the most prompts whose texts are shown by default
 FEW = 4
@@ -85,7 +85,7 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
     sampling = {"top_k": settings.top_k, "top_p": settings.top_p}
     if temperature == 0 and (sampling != {"top_k": 0, "top_p": 1.0} or drafting.get("reproducible") is True):
         raise ValueError("--top-k, --top-p and --reproducible are for sampling: give a --temperature above 0.")
-    with ends_at_once(), err.status("importing torch and transformers"):
+    with loading(err, "importing torch and transformers"):
         from ...tokenizers.chat import speaks_chat
         from ..comparison import Texts
         from ..drafts import NamedDraft
@@ -93,7 +93,6 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
         from ..run import evaluate_until_stopped
         from ..settings import Setting
         from .prompts import given_prompts
-    quiet_transformers()
     names_source = any(ROWS[name].is_source for name in drafting)
     if settings.model is not None and draft_model is None and not names_source:
         draft_model = "auto"
@@ -103,7 +102,7 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
         drafting["draft_model"] = "draft"
     setting = Setting(num_draft_tokens=settings.num_draft_tokens, temperature=temperature, **drafting)
     prompts = given_prompts(settings.prompt)
-    with ends_at_once(), err.status("loading the models"):
+    with loading(err):
         asked = (settings.model, draft_model, settings.machine, ("--model", "--draft-model"))
         target, draft, tokenizer, other = load_pair(*asked, needs_draft=not names_source, head=True)
     if not prompts:
@@ -168,9 +167,8 @@ def _show_demo(context: typer.Context, settings: Options, out: Console, err: Con
     allowed = ("demo", "max_new_tokens", "repeats")
     if idle := [f"--{name.replace('_', '-')}" for name in given if name not in allowed]:
         raise ValueError(f"{', '.join(idle)} beside --demo, which has models, prompts and settings of its own.")
-    with ends_at_once(), err.status("importing torch and transformers"):
+    with loading(err, "importing torch and transformers"):
         from . import demo
-    quiet_transformers()
-    with ends_at_once(), err.status("loading the models"):
+    with loading(err):
         loaded = demo.load()
     demo.show(out, loaded, settings.max_new_tokens, settings.repeats or ENOUGH)
