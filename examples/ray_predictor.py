@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_speculative.batches import Completion, generate_batches
 from hf_speculative.call.checks import unwrap
-from hf_speculative.call.generation_settings import setting_of
+from hf_speculative.call.configuration import setting_of
 from hf_speculative.call.option_table import DRAFTS, SOURCES
 from hf_speculative.call.preparation import load_draft
 from hf_speculative.call.prompts import prompt_ids

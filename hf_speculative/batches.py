@@ -21,9 +21,8 @@ from transformers.utils import logging
 
 from .call import checks
 from .call.attached import Attached, attached_to, plain_generate_of, use_kernel_of
-from .call.configuration import SpeculativeConfig
+from .call.configuration import SpeculativeConfig, with_settings
 from .call.decoding import CannotRefill, SpeculativeDecoding
-from .call.generation_settings import with_settings
 from .call.option_types import WholeNumber
 from .call.preparation import prepare_rounds, with_stop_strings
 from .call.prompts import check_prompts, padded, prompt_ids, settings_of_requests, settings_of_rows

@@ -13,7 +13,7 @@ from transformers import StoppingCriteria
 import hf_speculative as hs
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.models import pool, probe, replays
-from hf_speculative.models.capture import CudaGraph, failed_on
+from hf_speculative.models.replays import CudaGraph, failed_on
 from tests.architectures.check import build
 from tests.support import fake_cuda, heads, tied, tiny
 from tests.support.cases import slow_but
@@ -277,7 +277,7 @@ class TestGraphs:
 
     def test_a_target_whose_replays_differ(self, gpus, monkeypatch):
         target, draft = on("cuda:0", TARGET, DRAFT)
-        monkeypatch.setattr("hf_speculative.models.capture.are_equal", mock.Mock(side_effect=[True, False] * 2))
+        monkeypatch.setattr("hf_speculative.models.replays.are_equal", mock.Mock(side_effect=[True, False] * 2))
         with pytest.warns(UserWarning, match="cannot be captured and run eagerly: a replay gives other bits"):
             first = hs.generate(target, **prompts("cuda:0"), **CAPTURED, draft_model=draft)
         before = gpus.num_replays

@@ -22,8 +22,8 @@ from shapes import SHAPES, Shape
 from torch import Tensor
 
 from hf_speculative import theory
+from hf_speculative.measuring.calls import assisted
 from hf_speculative.measuring.drafts import NamedDraft
-from hf_speculative.measuring.rivals import assisted
 
 ENTROPY = 2.0
 NUM_TOKENS = 32

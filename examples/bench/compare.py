@@ -9,9 +9,8 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import hf_speculative as hs
-from hf_speculative.measuring.calls import Decoded
+from hf_speculative.measuring.calls import Decoded, Rival
 from hf_speculative.measuring.render import screen
-from hf_speculative.measuring.rivals import Rival
 from hf_speculative.reports.timing import timed
 
 

@@ -13,9 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..models import device_of, linears, modes_of_a_call
-from .configuration import SpeculativeConfig, execution_of
+from .configuration import SpeculativeConfig, execution_of, first_given
 from .decoding import Declined, SpeculativeDecoding
-from .generation_settings import first_given
 from .option_table import DRAFTS
 from .plain import on_own_passes
 from .preparation import checked

@@ -15,8 +15,7 @@ from ..models import Inputs, Path, artifacts, choose, counts_itself, states_unsu
 from ..models.checks import OTHERWISE, check_model, check_type, check_universal, quantised_inputs, unwrap  # noqa: F401
 from ..models.model_state import kept_with
 from ..verification import rule_for
-from .configuration import Options
-from .generation_settings import first_given
+from .configuration import Options, first_given
 from .statistics import Statistics
 
 #: warn of a draft that computes this much more than its target; adapters on one of two equal models are less

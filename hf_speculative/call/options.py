@@ -18,8 +18,7 @@ from ..schedules import Constant
 from . import option_table as table
 from . import sources
 from .checks import check_settings, unwrap
-from .configuration import Options, SpeculativeConfig
-from .generation_settings import first_given, generation_configs, setting_of, with_settings
+from .configuration import Options, SpeculativeConfig, first_given, generation_configs, setting_of, with_settings
 from .option_table import HANDED_ON, IN_CALL, OPTIONS, REFUSED, ROWS, Option, checked
 from .option_types import shown
 

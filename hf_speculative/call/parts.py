@@ -12,8 +12,7 @@ from ..interfaces import CachedModel, Drafter, Rule, Sampler, Schedule
 from ..models import FixedShape, Inputs, UniversalModel, choose_for, fits_trees, fixes_bits, free_columns, num_logits
 from ..models.execution import multimodal_model, ragged_model
 from ..sampling.logits_processors import Processors
-from ..sampling.sample_method import CHOSEN
-from ..sampling.samplers import Coupled, Greedy, Independent, ProcessedSampler, default_generator
+from ..sampling.samplers import CHOSEN, Coupled, Greedy, Independent, ProcessedSampler, default_generator
 from ..schedules import SCHEDULE_NAMES, ConfidenceStop
 from ..schedules.wrapped import WrappedSchedule
 from ..types import Batch

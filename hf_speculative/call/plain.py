@@ -11,8 +11,7 @@ from ..models import is_tested_multimodal
 from ..models.execution import has_fast_passes
 from ..schedules import Constant
 from . import checks
-from .configuration import Options, SpeculativeConfig, execution_of
-from .generation_settings import OF_STEPS, setting_of
+from .configuration import OF_STEPS, Options, SpeculativeConfig, execution_of, setting_of
 from .preparation import checked
 
 #: keywords that such a call may have beside settings of `GenerationConfig`; others need transformers' own steps

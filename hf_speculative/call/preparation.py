@@ -15,8 +15,7 @@ from ..models import device_of
 from ..models.loading import load_model
 from ..models.model_state import loaded_for
 from . import checks, input_checks
-from .configuration import Options, SpeculativeConfig
-from .generation_settings import setting_of, with_settings
+from .configuration import Options, SpeculativeConfig, setting_of, with_settings
 from .option_table import DRAFTS
 from .option_table import checked as checked_option
 from .option_types import close_to

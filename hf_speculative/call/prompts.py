@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..tokenizers.chat import ids_of
-from .generation_settings import OF_STEPS, first_given, setting_of, with_settings
+from .configuration import OF_STEPS, first_given, setting_of, with_settings
 from .input_checks import check_known_ids
 from .option_table import ROWS
 

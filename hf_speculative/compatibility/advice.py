@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..call.statistics import without_nan
-from ..measuring.recommendation import Recommendation
-from ..measuring.results import Evaluation
-from ..measuring.totals import FEWEST_TOKENS
+from ..measuring.results import FEWEST_TOKENS, Evaluation
+from ..measuring.speedup import Recommendation
 from .doctor import Examination
 
 #: names of decoding, and whether it samples

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from ..call import checks
 from ..call.sources import source_of
 from ..hf_compat import attention_name, set_attention_name
-from ..measuring.totals import Totals
+from ..measuring.results import Totals
 from ..reports.formats import percent
 
 #: fields of heads' configs that say which of the target's states are read, and flags that files are known to get wrong

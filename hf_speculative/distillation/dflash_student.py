@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import MuseGlimmerAssistantConfig, PreTrainedModel
 
-from ..drafting.raw_embedding import raw_embedding
+from ..drafting.autoregressive import raw_embedding
 from ..heads.dflash import Block, DFlashHead, DFlashHeadConfig
-from ..heads.draft_ids import of_target
 from ..heads.eagle3_config import speculators_config
+from ..heads.files import of_target
 from ..models.masks import AttentionLayers
 from .head_student import SPECIAL, HeadStudent, layer_fields, num_layers, take_output_layer
 from .student import Prediction

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..heads import write_head
-from ..heads.draft_ids import members
+from ..heads.files import members
 from .student import Student
 
 #: fields of a target's config that the layers of its head share: required ones, others, and special tokens

@@ -34,8 +34,7 @@ from ..types import Batch
 from .draft_student import check_fits
 from .examples import Collator, Example
 from .kinds import student_of
-from .losses import LOSSES, acceptance, agreement
-from .objective import Objective
+from .objective import LOSSES, Objective, acceptance, agreement
 from .sampling_params import SamplingParams
 from .student import Student
 from .teacher import Teacher, TeacherOutputs

@@ -7,10 +7,9 @@ from .eagle3 import Eagle3, PEagle
 from .gemma4_assistant import Gemma4Assistant
 from .hybrid import HybridDrafter
 from .mtp import Mtp, RecursiveMtp
+from .other_vocabulary import StringMatch, TokenIntersection
 from .proposers import CorpusSuffix, PromptSuffix, Proposer, Recycling
-from .string_match import StringMatch
 from .suffix.store import SuffixStore
-from .token_intersection import TokenIntersection
 from .tree_drafter import TreeDrafter
 
 DRAFTERS = (DynamicTreeDrafter, DraftModel, HybridDrafter, StringMatch, TokenIntersection, TreeDrafter)

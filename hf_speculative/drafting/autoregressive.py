@@ -3,10 +3,10 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..interfaces import MANY, CachedModel, Drafter, Sampler, Schedule
-from ..models import RaggedCache
+from ..models import RaggedCache, exchanged
 from ..types import Batch, Draft, uploaded
 from .forced import ForcedChain
 
@@ -134,3 +134,14 @@ def as_proposed(tokens: Tensor, distributions: Tensor | None, num_tokens: Tensor
     if sampler.proposes_likeliest:
         return Draft(tokens, None, num_tokens, likeliest_of=distributions)
     return Draft(tokens, distributions, num_tokens)
+
+
+def raw_embedding(embedding: nn.Module) -> nn.Module:
+    """A target's embeddings as heads read them: the weights alone, without the norm or the scale that some targets add."""
+    if hasattr(embedding, "embed_norm"):
+        embedding = exchanged(embedding, {"embed_norm": nn.Identity()})
+    if hasattr(embedding, "embed_scale"):
+        scale, embedding = torch.as_tensor(embedding.embed_scale), exchanged(embedding, {})
+        embedding._buffers = dict(embedding._buffers)  # the copy shares those of the original
+        embedding.embed_scale = torch.ones_like(scale)
+    return embedding

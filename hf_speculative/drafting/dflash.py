@@ -12,13 +12,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..heads.dflash import Block
-from ..heads.draft_ids import of_target
+from ..heads.files import of_target
 from ..interfaces import Drafter
 from ..models import AttentionLayers, fed_slots, with_folded_attention
 from ..types import Batch, uploaded
-from .autoregressive import HeadDrafter
-from .given_model import HeadSource
-from .raw_embedding import raw_embedding
+from .autoregressive import HeadDrafter, raw_embedding
+from .source import HeadSource
 
 
 class DFlash(HeadDrafter):

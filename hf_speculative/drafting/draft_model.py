@@ -21,11 +21,9 @@ from ..tokenizers.loading import tokenizer_beside
 from ..tokenizers.vocabulary import VocabularyMatch, compare_vocabularies, is_padding
 from ..types import Batch, Draft, uploaded
 from .autoregressive import AutoregressiveDrafter, as_proposed
-from .given_model import GivenModelSource
 from .model_drafter import ModelDrafter
-from .source import BuildContext
-from .string_match import StringMatch
-from .token_intersection import TokenIntersection
+from .other_vocabulary import StringMatch, TokenIntersection
+from .source import BuildContext, GivenModelSource
 
 
 class DraftModel(ModelDrafter, AutoregressiveDrafter):

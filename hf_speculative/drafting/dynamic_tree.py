@@ -6,9 +6,7 @@ from torch import Tensor
 from ..interfaces import Guesses, Sampler, Schedule
 from ..types import Batch, Draft, uploaded
 from .autoregressive import AutoregressiveDrafter
-from .levels import Levels
-from .merged_tree import MergedTree
-from .nodes import as_fed
+from .nodes import Levels, MergedTree, as_fed
 from .wrapped import WrappedDrafter
 
 #: default numbers of candidates after a node, and of levels

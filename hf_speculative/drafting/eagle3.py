@@ -15,15 +15,13 @@ from ..forwarding import Forwarded
 from ..heads.eagle3 import Eagle3Model
 from ..interfaces import Drafter, Sampler
 from ..models import AttentionLayers, CompiledPass, Nodes, fed_slots, nodes_of, num_logits, pool, with_folded_attention
-from ..models.capture import Capture
 from ..models.execution import capture_of, compiled_pass
-from ..models.replays import Replays
+from ..models.replays import Capture, Replays
 from ..tokenizers.vocabulary import is_padding
 from ..types import Batch, uploaded
 from .autoregressive import HeadDrafter
 from .compiled_head import CapturedHead, CompiledHead, embedded
-from .given_model import HeadSource
-from .source import BuildContext
+from .source import BuildContext, HeadSource
 
 
 class Eagle3(HeadDrafter):

@@ -13,7 +13,7 @@ from ..interfaces import CachedModel, Drafter
 from ..models import AttentionLayers, exchanged, with_folded_attention
 from ..types import Batch
 from .autoregressive import AutoregressiveDrafter
-from .given_model import HeadSource
+from .source import HeadSource
 
 
 class Gemma4Assistant(AutoregressiveDrafter):

@@ -18,10 +18,8 @@ from ..models.checks import OTHERWISE
 from ..models.model_state import loaded_for
 from ..models.shallow import decoder_layers
 from ..types import Batch
-from .autoregressive import HeadDrafter
-from .given_model import HeadSource
-from .raw_embedding import raw_embedding
-from .source import BuildContext, DraftSource
+from .autoregressive import HeadDrafter, raw_embedding
+from .source import BuildContext, DraftSource, HeadSource
 
 
 class Mtp(HeadDrafter):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedConfig
 
 from .dflash_parts import MARKOV_HEADS, CandidateSelector, ConfidenceHead, ConvolvedLayer
-from .draft_ids import over_target
+from .files import over_target
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from torch import Tensor
 from transformers import MuseGlimmerAssistantConfig, PreTrainedConfig, Qwen3Config
 
 from .dflash import Block
-from .draft_ids import members
 from .eagle3_config import SPECULATORS_VERSION, speculators_config
+from .files import members
 from .layout import Published, dtype_of
 
 #: tensors that have other names in transformers' class

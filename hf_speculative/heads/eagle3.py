@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from ..hf_compat import attention_name, set_attention_name
 from ..hf_compat import layers as modules
-from .draft_ids import over_target
 from .eagle3_config import Eagle3Config
+from .files import over_target
 
 #: by the type of layers, transformers' classes of a layer, a norm and rotary embeddings
 KINDS = {

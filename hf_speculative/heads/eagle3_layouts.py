@@ -5,10 +5,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig
 
-from .draft_ids import members, wrong_reason
 from .eagle3 import Eagle3Model
 from .eagle3_config import Eagle3Config
-from .files import HeadFiles
+from .files import HeadFiles, members, wrong_reason
 from .layout import Layout, Published, dtype_of
 
 #: what only configs of EAGLE-3 heads have

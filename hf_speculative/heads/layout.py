@@ -12,8 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
 from ..hf_compat import tied_weights
-from .draft_ids import wrong_reason
-from .files import HeadFiles
+from .files import HeadFiles, wrong_reason
 
 #: the fields and tensors of a head's files
 Published: TypeAlias = tuple[dict[str, Any], dict[str, Tensor]]

@@ -7,7 +7,7 @@ from typing import Any
 from huggingface_hub import HfApi
 
 from ..measuring import Evaluation, Setting, Totals
-from ..measuring.totals import FEWEST_TOKENS
+from ..measuring.results import FEWEST_TOKENS
 from ..reports import files
 from .card_text import shown, usage
 from .figures import Evaluations, by_use_case, choose_draft, is_on_hub, measured, speedup_of

@@ -5,13 +5,11 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .calls import Decoded
-    from .recommendation import Recommendation
-    from .results import Evaluation
-    from .rivals import Rival
+    from .calls import Decoded, Rival
+    from .results import Evaluation, Totals
     from .run import evaluate
     from .settings import Setting
-    from .totals import Totals
+    from .speedup import Recommendation
 else:
     __getattr__, __dir__ = lazy_names(__name__, __file__)
 

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call.option_table import DRAFTS
 from ..tokenizers.chat import around_a_turn, speaks_chat
+from .calls import assisted, compiled
 from .drafts import NamedDraft
 from .methods import DEFAULT_METHODS, METHODS
 from .results import Evaluation
-from .rivals import assisted, compiled
 from .run import evaluate
 from .runner import out_of_memory
 from .settings import Setting

@@ -11,8 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StopStringCri
 
 from ..call.attached import attached_to
 from ..call.checks import check_source
-from ..call.configuration import SpeculativeConfig
-from ..call.generation_settings import first_given, setting_of
+from ..call.configuration import SpeculativeConfig, first_given, setting_of
 from ..call.preparation import prepare
 from ..call.prompts import padded
 from ..call.statistics import RowStatistics, Statistics
@@ -23,10 +22,9 @@ from ..models.model_state import alone
 from ..sampling.copying import clone
 from ..tokenizers.chat import ids_of
 from ..types import Round
-from .calls import Decoded, all_rounds, peak_of, timed_generate
+from .calls import Decoded, Rival, all_rounds, peak_of, timed_generate
 from .drafts import NamedDraft
 from .journal import Call, Difference, Row
-from .rivals import Rival
 from .settings import Setting
 
 #: fields of a generation config about the draft length

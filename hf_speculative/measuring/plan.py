@@ -18,9 +18,8 @@ from .decoder import Decoder
 from .fingerprint import fingerprint
 from .journal import FORMAT, Journal
 from .processes import Processes
-from .results import Evaluation
+from .results import FEWEST_TOKENS, Evaluation
 from .settings import Setting, with_baselines
-from .totals import FEWEST_TOKENS
 
 #: fields of the header that have to be equal for a file to be continued; messages do not print the digests
 DIGESTS = ("weights", "prompts")

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call import checks
 from ..call.attached import attached_to
-from ..call.configuration import SpeculativeConfig
-from ..call.generation_settings import setting_of
+from ..call.configuration import SpeculativeConfig, setting_of
 from ..call.option_table import DRAFTING, ROWS, SOURCES
 from ..call.option_types import WholeNumber
 from ..call.prompts import settings_of_rows
@@ -22,6 +21,7 @@ from ..distillation.learner import frozen
 from ..reports import files
 from ..tokenizers.chat import chat_keywords, speaks_chat
 from ..tokenizers.loading import tokenizer_of
+from .calls import Rival
 from .decoder import Decoder
 from .drafts import Drafts, named_drafts
 from .inputs import Prompts, Task, categories_of, prompts_of
@@ -29,7 +29,6 @@ from .journal import BadRow
 from .plan import Plan, header_of
 from .processes import Processes
 from .results import Evaluation
-from .rivals import Rival
 from .rows import Reader, read_rows
 from .runner import Runner
 from .settings import Setting, grid, with_baselines

@@ -11,11 +11,10 @@ from .fixed_shape import NUM_COLUMNS, FixedShape, fixes_bits, free_columns
 from .inputs import Inputs, inputs_for_draft, misfit_of_encoder, prepared_inputs, text_inputs
 from .masks import AttentionLayers, Nodes, is_recurrent, no_nodes, nodes_of
 from .multimodal import MultimodalModel
-from .places import fed_slots
 from .positions import counts_itself
 from .probe import fits_early_exit, ragged_deviation, tolerance, universal_deviation
 from .ragged import RaggedModel
-from .ragged_cache import RaggedCache
+from .ragged_cache import RaggedCache, fed_slots
 from .recording import RecordingModel, RecordingUniversalModel, states_unsupported_reason
 from .shallow import exchanged
 from .sharding import are_several, group_of, is_sharded, is_staged, num_parameters, weights_of_a_pass

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ..hf_compat import without_modes
 from ..hf_compat.compiled import CompiledFunction
-from .places import in_rows
-from .ragged_cache import Layout
+from .ragged_cache import Layout, in_rows
 from .traced import NUM_PLACES
 from .traced_cache import by_layer
 

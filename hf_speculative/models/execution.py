@@ -15,7 +15,6 @@ from .ahead import AheadModel
 from .artifacts import BoundPass, CompiledPass, PassOfPieces
 from .attention import takes_masks
 from .cached_model import device_of
-from .capture import Capture, CudaGraph, failed_on
 from .choice import choose
 from .encoder_decoder import multimodal_class_for
 from .folder import FOLDER, OFF
@@ -25,6 +24,7 @@ from .multimodal import AheadMultimodalModel, MultimodalModel, StaticMultimodalM
 from .positions import counts_itself
 from .ragged import RaggedModel
 from .recording import AheadRecordingModel, RecordingModel, StaticRecordingModel
+from .replays import Capture, CudaGraph, failed_on
 from .sharding import group_of, is_sharded
 from .states import runs_more
 from .static import StaticModel

@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 from ..interfaces import CachedModel
 from ..types import Batch, uploaded
 from . import native
-from .alone import read_alone
 from .attention import folds_by
 from .cached_model import device_of, without_dropout
 from .execution import Execution, ragged_model
 from .linears import num_by_kernel
 from .model_state import kept_with
 from .probe import extend, once, random_tokens
+from .ragged import read_alone
 from .replays import ladder
 from .static import StaticModel
 

@@ -15,8 +15,7 @@ from transformers import Cache
 
 from ..hf_compat import tree_map
 from .attention import fold, folds_by
-from .places import fed_places
-from .ragged_cache import Layout
+from .ragged_cache import Layout, fed_places
 from .shallow import LayerProxy, decoder_layers, duplicate, exchanged
 from .traced import SAMPLES, Pass
 from .traced_cache import TracedCache

@@ -15,13 +15,27 @@ from transformers import CacheLayerMixin, DynamicCache, PreTrainedModel
 from ..interfaces import CachedModel
 from ..types import Batch, columns_from, uploaded
 from . import pool
-from .alone import read_alone
 from .attention import takes_masks, with_folded_attention
 from .cached_model import device_of, last_id, reads_length
 from .masks import AttentionLayers, Nodes, nodes_of
 from .positions import Columns, with_given_positions
 from .ragged_cache import RaggedLayer
 from .stepped import with_stepped_mixers
+
+
+def read_alone(model: CachedModel, rows: Batch, lanes: list[int]) -> None:
+    """Read the prompt of row i of `rows` for `lanes[i]`, each text once; its last token is left to the next pass."""
+    texts: dict[tuple[int, ...], list[int]] = {}
+    for index, text in enumerate(rows.history):
+        texts.setdefault(tuple(text), []).append(index)
+    for indices in texts.values():
+        one, alone = rows.part(indices[:1]), model.fresh()
+        alone.reads_alone = False
+        alone.prefill(one)
+        model.num_forwards = alone.num_forwards
+        for index in indices:
+            model.take(alone, [lanes[index]])
+        alone.release()
 
 
 class RaggedModel(CachedModel):

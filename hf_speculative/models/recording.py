@@ -14,10 +14,9 @@ from ..types import Batch, uploaded
 from .ahead import AheadModel
 from .cached_model import device_of
 from .inputs import Inputs, text_inputs
-from .places import in_rows
 from .probe import DOES_NOT_RUN, once
 from .ragged import RaggedModel
-from .ragged_cache import RaggedLayer
+from .ragged_cache import RaggedLayer, in_rows
 from .shallow import install_capturing_hooks
 from .states import asked_for, joined
 from .static import StaticModel

@@ -13,10 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..types import Batch, uploaded
-from .capture import Capture
 from .masks import no_nodes
 from .ragged import RaggedModel
-from .replays import Replays, ladder, padded, rounded_up
+from .replays import Capture, Replays, ladder, padded, rounded_up
 from .traced import MAX_COLUMNS, ragged_pass
 
 

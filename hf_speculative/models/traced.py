@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 from ..types import Tree
 from .cached_model import max_positions_of
 from .masks import AttentionLayers, Nodes, no_nodes, nodes_of
-from .places import fed_places
-from .ragged_cache import Layout
+from .ragged_cache import Layout, fed_places
 from .states import asked_for, joined
 from .traced_cache import TracedCache, by_layer, layouts_of, layouts_of_head
 

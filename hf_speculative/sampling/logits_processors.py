@@ -23,8 +23,8 @@ from ..grammar.processor import GrammarProcessor
 from ..hf_compat import logits_process as hf
 from ..types import Batch, Guide
 from .guidance import Guidance
-from .memories import Memories
 from .prefixes import Prefixes, Reach
+from .stateful import Memories
 from .stateless import MEMORYLESS
 from .top_p import top_k_then_p, top_p
 

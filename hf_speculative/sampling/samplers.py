@@ -17,7 +17,35 @@ from ..interfaces import Sampler
 from ..types import Batch, Tree
 from .draws import exponential_race, inverse_transform, race_of_possible
 from .logits_processors import Processors
-from .sample_method import CHOSEN, LIKELIEST, MeasuredChoice
+
+#: how draft tokens come from the draft's distribution
+DRAWN, LIKELIEST, CHOSEN = "probabilistic", "greedy", "auto"
+#: decay of statistics a round
+FADING = 0.97
+#: the least ratio by which the likeliest token has to be better: block verification keeps more drawn tokens than token-wise
+#: chances say
+MARGIN = 1.15
+
+
+class MeasuredChoice:
+    """The likeliest where it would clearly have kept more draft tokens in the rounds before, the latest counting most.
+
+    At a position with the target's distribution p, a token drawn from q is kept with probability sum min(p, q), the likeliest
+    token of q with p(argmax q). Both can be read from p and q, whichever was proposed, so that neither has to be tried. A
+    round's method is chosen before anything of it is drawn.
+    """
+
+    def __init__(self) -> None:
+        self.drawn = self.likeliest = 0.0
+
+    @property
+    def is_likeliest(self) -> bool:
+        return self.likeliest > MARGIN * self.drawn
+
+    def add(self, drawn: float, likeliest: float) -> None:
+        """How many tokens each would have kept in a round, in expectation."""
+        self.drawn, self.likeliest = FADING * self.drawn + drawn, FADING * self.likeliest + likeliest
+
 
 #: where the target takes a maximum, a draft's best token is that more often than its probability says: its scores count double
 #: (embedded pair, HumanEval, greedy, trees of 8 nodes: 2.6 tokens a pass without, 3.3 with, and 3.3 at four times)

@@ -11,9 +11,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..call.statistics import RowStatistics
-from .logprobs import Logprob
 from .protocol import Sampling, StreamOptions
 from .replies import Event, Part, Reply
+from .requests import Logprob
 
 
 def sse(body: Any) -> str:

@@ -20,8 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from ..call import checks
 from ..call.attached import attached_to
-from ..call.configuration import Options
-from ..call.generation_settings import first_given, setting_of
+from ..call.configuration import Options, first_given, setting_of
 from ..call.learned import Learned
 from ..call.option_types import WholeNumber
 from ..call.parts import make_schedule, target_and_drafter
@@ -35,10 +34,8 @@ from ..tokenizers.chat import ids_of
 from ..types import Batch, Round
 from ..verification import SampledVerification
 from . import media
-from .logprobs import logprobs_of
-from .parked import Parked
-from .requests import Request, prepare_request
-from .rows import PerRequestSamplers, PerRequestStopping, Rows, Running
+from .requests import Request, logprobs_of, prepare_request
+from .rows import Parked, PerRequestSamplers, PerRequestStopping, Rows, Running
 
 #: where neither the model nor the server has a limit
 DEFAULT_MAX_LENGTH = 2**15

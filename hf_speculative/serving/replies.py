@@ -11,10 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from ..types import NoDistribution
 from .engine import Closed, QueueFull
-from .logprobs import Logprob
 from .processors import HeldBack
 from .protocol import Sampling
-from .requests import Run
+from .requests import Logprob, Run
 from .tools import PlainText
 
 logger = logging.getLogger(__name__)

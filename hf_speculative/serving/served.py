@@ -6,18 +6,17 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..call.generation_settings import setting_of
+from ..call.configuration import setting_of
 from ..models import num_logits
 from ..tokenizers.chat import ids_of
 from . import tools
 from .engine import DEFAULT_MAX_LENGTH, Engine
-from .logprobs import logprobs_of_prompt
 from .one_at_a_time import OneAtATime
 from .processors import Penalties, StopTexts
 from .prompts import Prompt, of_messages, variables_of
 from .protocol import BadRequest, Chat, Completion, Sampling, Tokenize, UnknownModel, WithTools, leaves
 from .replies import Client, Event, Reply
-from .requests import Run
+from .requests import Run, logprobs_of_prompt
 from .responses import Responses
 
 #: new tokens where a request names no number

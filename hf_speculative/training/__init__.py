@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy_names
 
 if TYPE_CHECKING:
-    from ..distillation.losses import LOSSES
+    from ..distillation.objective import LOSSES
     from ..distillation.sampling_params import SamplingParams
     from .results import Trained
     from .run import train

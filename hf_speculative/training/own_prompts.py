@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..call.generation_settings import first_given
+from ..call.configuration import first_given
 from ..distillation.sampling_params import SamplingParams
 from ..generation import generate
 from ..models import device_of

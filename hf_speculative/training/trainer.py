@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from transformers import Trainer, TrainerState
 
-from ..distillation.losses import LOSSES
-from ..distillation.objective import Objective
+from ..distillation.objective import LOSSES, Objective
 from ..distillation.sampling_params import SamplingParams
 from ..distillation.student import Student
 from ..distillation.teacher import Teacher

@@ -13,7 +13,7 @@ import hf_speculative as hs
 from hf_speculative.call import learned, stored_costs
 from hf_speculative.drafting.source import DraftSource
 from hf_speculative.models import artifacts
-from hf_speculative.schedules import Adaptive, Costs, RoundCosts, timed
+from hf_speculative.schedules import Adaptive, Costs, RoundCosts, round_costs
 from tests.support import tiny
 
 pytestmark = pytest.mark.measures
@@ -31,7 +31,7 @@ def pair(monkeypatch):
 def machine(monkeypatch):
     """Makes the clock: passes of a pair move it by plain steps, and more for what a pass is wider than one column."""
     now, hooks = SimpleNamespace(seconds=0.0, step=1.0), []
-    monkeypatch.setattr(timed, "time", SimpleNamespace(perf_counter=lambda: now.seconds))
+    monkeypatch.setattr(round_costs, "time", SimpleNamespace(perf_counter=lambda: now.seconds))
 
     def run(steps):
         now.seconds += now.step * steps

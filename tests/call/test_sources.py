@@ -9,7 +9,7 @@ from hf_speculative.call import sources
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.call.option_table import checked
 from hf_speculative.drafting import CorpusSuffix, DraftModel, PromptSuffix, Recycling
-from hf_speculative.drafting.given_model import HeadSource
+from hf_speculative.drafting.source import HeadSource
 from hf_speculative.drafting.texts import NgramSource
 from hf_speculative.models import RaggedModel, RecordingModel
 from tests.architectures.check import build

@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 
-from hf_speculative.distillation import chunked_loss, losses
+from hf_speculative.distillation import objective
 from hf_speculative.distillation.sampling_params import SamplingParams
 
 VOCAB = 11
@@ -22,19 +22,19 @@ def in_pieces(p, logits, counted, weights, loss):
         found = loss(SamplingParams().of_target(p[rows, guesses]), SamplingParams().of_draft(drafted))
         return (weights[rows, guesses] * found).sum()
 
-    return chunked_loss.summed(of_piece, logits, counted)
+    return objective.summed(of_piece, logits, counted)
 
 
 @pytest.mark.parametrize("num_counted", [0, 1, 20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", losses.LOSSES)
+@pytest.mark.parametrize("name", objective.LOSSES)
 def test_value_and_gradient(monkeypatch, name, dtype, num_counted):
-    monkeypatch.setattr(chunked_loss, "ON_CPU", 3 * VOCAB)
+    monkeypatch.setattr(objective, "ON_CPU", 3 * VOCAB)
     p, weights = torch.randn(4, 9, VOCAB), torch.rand(4, 9)
     counted = (torch.randperm(36) < num_counted).view(4, 9)
     ours = torch.randn(4, 9, VOCAB, dtype=dtype, requires_grad=True)
     theirs = ours.detach().clone().requires_grad_()
-    ways, loss = ((in_pieces, ours), (of_whole, theirs)), losses.LOSSES[name]
+    ways, loss = ((in_pieces, ours), (of_whole, theirs)), objective.LOSSES[name]
     found, expected = (f(p, x, counted, weights, loss) for f, x in ways)
     torch.testing.assert_close(found, expected)
     for total in (found, expected):
@@ -65,16 +65,16 @@ def kept_by(f, *given):
 
 def test_what_the_loss_is_made_of_is_not_kept():
     given = torch.randn(4, 9, VOCAB), torch.randn(4, 9, VOCAB, requires_grad=True), torch.ones(4, 9, dtype=torch.bool)
-    given += torch.ones(4, 9), losses.lk_hybrid
+    given += torch.ones(4, 9), objective.lk_hybrid
     assert kept_by(of_whole, *given) > 5
     assert kept_by(in_pieces, *given) == 0  # but for the gradient, as large as the logits
 
 
 def test_without_gradients_and_only_once():
     p, counted, weights = torch.randn(2, 3, VOCAB), torch.ones(2, 3, dtype=torch.bool), torch.ones(2, 3)
-    found = in_pieces(p, torch.randn(2, 3, VOCAB), counted, weights, losses.forward_kl)
+    found = in_pieces(p, torch.randn(2, 3, VOCAB), counted, weights, objective.forward_kl)
     assert not found.requires_grad and found > 0
-    found = in_pieces(p, torch.randn(2, 3, VOCAB, requires_grad=True), counted, weights, losses.forward_kl)
+    found = in_pieces(p, torch.randn(2, 3, VOCAB, requires_grad=True), counted, weights, objective.forward_kl)
     found.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="only once"):
         found.backward()
@@ -84,6 +84,6 @@ def test_small_gradients_survive_in_half_precision():
     """Scaled before they are rounded, as mixed precision means them to be."""
     logits = torch.zeros(1, 1, 3, dtype=torch.float16, requires_grad=True)
     counted = torch.ones(1, 1, dtype=torch.bool)
-    total = chunked_loss.summed(lambda drafted, rows, guesses: (1e-9 * drafted.float()).sum(), logits, counted)
+    total = objective.summed(lambda drafted, rows, guesses: (1e-9 * drafted.float()).sum(), logits, counted)
     (total * 2.0**16).backward()
     torch.testing.assert_close(logits.grad.float(), torch.full((1, 1, 3), 1e-9 * 2.0**16), rtol=1e-2, atol=0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import TopPLogitsWarper
 
-from hf_speculative.distillation import losses
+from hf_speculative.distillation import objective
 from hf_speculative.distillation.sampling_params import SamplingParams
 from hf_speculative.training.settings import NEEDS_ALL_TOKENS
 
@@ -33,7 +33,7 @@ DEFINITIONS = {
     "lk_hybrid": lk,
     "cross_entropy": lambda p, q: -q[p.argmax()].log(),
 }
-CASES = [(name, use) for name in losses.LOSSES for use in USES if not (use.cuts and name in NEEDS_ALL_TOKENS)]
+CASES = [(name, use) for name in objective.LOSSES for use in USES if not (use.cuts and name in NEEDS_ALL_TOKENS)]
 
 
 @pytest.mark.parametrize(("name", "use"), CASES, ids=str)
@@ -42,11 +42,11 @@ def test_values_and_gradients_are_those_of_the_definition(name, use):
     ours = torch.randn(5, VOCAB, requires_grad=True)
     theirs = ours.detach().double().requires_grad_()
     p = use.of_target(target)
-    losses.LOSSES[name](p, use.of_draft(ours)).sum().backward()
+    objective.LOSSES[name](p, use.of_draft(ours)).sum().backward()
     probs, draft_probs = p.double().exp(), (theirs / use.temperature).softmax(-1)
     values = [DEFINITIONS[name](one, other) for one, other in zip(probs, draft_probs, strict=True)]
     sum(values).backward()
-    found = losses.LOSSES[name](p, use.of_draft(ours))
+    found = objective.LOSSES[name](p, use.of_draft(ours))
     torch.testing.assert_close(found.double(), torch.stack(values), atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=1e-6, rtol=1e-5)
 

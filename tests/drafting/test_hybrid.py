@@ -7,7 +7,7 @@ from hf_speculative import SpeculativeConfig
 from hf_speculative.call.options import read_options
 from hf_speculative.call.sources import source_of
 from hf_speculative.drafting import DynamicTreeDrafter, TreeDrafter
-from hf_speculative.drafting.merged_tree import MergedTree
+from hf_speculative.drafting.nodes import MergedTree
 from hf_speculative.schedules import Adaptive, Costs, HybridSchedule
 from tests.support import distributions, tiny
 from tests.support.plain import agrees, reproduces_plain, same_as_plain

@@ -11,7 +11,7 @@ import hf_speculative as hs
 from hf_speculative.distillation.examples import Example
 from hf_speculative.measuring import bench
 from hf_speculative.measuring.render import suites as suite_tables
-from hf_speculative.measuring.totals import FEWEST_TOKENS
+from hf_speculative.measuring.results import FEWEST_TOKENS
 from hf_speculative.training.warm_tables import learn_tables
 from tests.support.command import run_command
 from tests.support.evaluations import kill_after

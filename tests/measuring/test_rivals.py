@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from hf_speculative.measuring import Decoded, Rival, Setting
-from hf_speculative.measuring.calls import timed_generate
+from hf_speculative.measuring.calls import assisted, timed_generate
 from hf_speculative.measuring.drafts import NamedDraft
-from hf_speculative.measuring.rivals import assisted
 from tests.support.evaluations import TEXTS
 
 OURS = Setting(draft_model="draft", num_draft_tokens=3)

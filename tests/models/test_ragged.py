@@ -5,7 +5,7 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.models import ragged_cache
-from hf_speculative.models.places import in_rows
+from hf_speculative.models.ragged_cache import in_rows
 from hf_speculative.models.recording import RecordingModel
 from hf_speculative.models.verified_types import TESTED_TYPES
 from hf_speculative.types import Batch, along_path

@@ -12,7 +12,7 @@ import torch
 import hf_speculative as hs
 from hf_speculative import Draft, SpeculativeConfig
 from hf_speculative.call.configuration import as_keywords
-from hf_speculative.sampling.sample_method import MARGIN, MeasuredChoice
+from hf_speculative.sampling.samplers import MARGIN, MeasuredChoice
 from hf_speculative.verification import BlockVerification, Measured, TokenVerification
 from tests.support import distributions, tiny
 from tests.support.branching import Table, branches, distance, plain_sequences

@@ -5,8 +5,7 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from hf_speculative.sampling.logits_processors import Processors
-from hf_speculative.sampling.sample_method import DRAWN
-from hf_speculative.sampling.samplers import Independent
+from hf_speculative.sampling.samplers import DRAWN, Independent
 from hf_speculative.sampling.top_p import top_k_then_p, top_p
 
 VOCAB = 17_000

@@ -16,7 +16,16 @@ from transformers import GenerationConfig
 from hf_speculative import Draft, SpeculativeConfig
 from hf_speculative.call.options import read_options
 from hf_speculative.call.parts import make_schedule
-from hf_speculative.schedules import Adaptive, BestNodes, ConfidenceStop, Constant, Heuristic, RoundCosts, Timed, timed
+from hf_speculative.schedules import (
+    Adaptive,
+    BestNodes,
+    ConfidenceStop,
+    Constant,
+    Heuristic,
+    RoundCosts,
+    Timed,
+    round_costs,
+)
 from hf_speculative.schedules.evidence import Evidence
 from hf_speculative.schedules.round_costs import EDGES
 from hf_speculative.types import Costs
@@ -52,7 +61,7 @@ def finished(rows, acceptance_prob):
 def clock(monkeypatch):
     """Which only simulated rounds move."""
     now = SimpleNamespace(seconds=0.0)
-    monkeypatch.setattr(timed, "time", SimpleNamespace(perf_counter=lambda: now.seconds))
+    monkeypatch.setattr(round_costs, "time", SimpleNamespace(perf_counter=lambda: now.seconds))
     return now
 
 

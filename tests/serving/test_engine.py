@@ -13,9 +13,8 @@ from transformers import GPTNeoConfig, GPTNeoForCausalLM, LogitsProcessor
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.schedules import Costs
 from hf_speculative.serving.engine import Closed, QueueFull
-from hf_speculative.serving.parked import weights_of
 from hf_speculative.serving.requests import Request
-from hf_speculative.serving.rows import Rows
+from hf_speculative.serving.rows import Rows, weights_of
 from hf_speculative.types import Draft
 from tests.support import tiny
 from tests.support.execution import fix_costs

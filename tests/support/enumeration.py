@@ -12,8 +12,7 @@ from unittest import mock
 
 import torch
 
-from hf_speculative.sampling.sample_method import MeasuredChoice
-from hf_speculative.sampling.samplers import Independent
+from hf_speculative.sampling.samplers import Independent, MeasuredChoice
 
 #: which decision of a row: in which of its rounds, about what, how many places ahead, for the how-manieth time. To count them
 #: all would not do: a row draws draft tokens and flips coins that it has no use for, as many as other rows of the batch need

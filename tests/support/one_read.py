@@ -78,4 +78,4 @@ ONE_READ = {
 
 
 #: where a capture is compared with its pass, once a kind
-CAPTURING = "models/capture.py"
+CAPTURING = "models/replays.py"

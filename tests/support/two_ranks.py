@@ -28,7 +28,7 @@ import hf_speculative as hs
 from hf_speculative.call import learned
 from hf_speculative.interfaces import Drafter, Schedule
 from hf_speculative.models import probe, verified_types
-from hf_speculative.schedules import Adaptive, timed
+from hf_speculative.schedules import Adaptive, round_costs
 from hf_speculative.types import Costs, Draft
 from tests.architectures.check import build
 from tests.support import tiny, two_processes
@@ -145,7 +145,7 @@ def reproducible_is_plain_under_the_first_ranks_seed(rank):
 def clocks_of_their_own_do_not_lead_ranks_apart(rank):
     """Costs are assumed, and no rank learns from its own clock."""
     clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + rank * random.random())
-    with mock.patch.object(timed, "time", clock):
+    with mock.patch.object(round_costs, "time", clock):
         for do_sample in (True, False):
             decide_alike("split draft", do_sample=do_sample, max_new_tokens=100)
     kinds = learned._costs[MODELS["split target"]][MODELS["split draft"]].values()

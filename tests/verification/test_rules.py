@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from hf_speculative import Draft, Rule, Verdict
-from hf_speculative.sampling.sample_method import DRAWN
-from hf_speculative.sampling.samplers import Greedy, Independent
+from hf_speculative.sampling.samplers import DRAWN, Greedy, Independent
 from hf_speculative.verification import RULES, BlockVerification, TokenVerification
 from hf_speculative.verification.residual import is_proposed, probability_of
 from tests.support.branching import (

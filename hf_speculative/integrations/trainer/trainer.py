@@ -10,8 +10,7 @@ from transformers import PreTrainedModel, Seq2SeqTrainer, trainer_seq2seq
 
 from ...call import checks
 from ...call.attached import Attached, attached_to, own_generate
-from ...call.configuration import SpeculativeConfig
-from ...call.generation_settings import first_given
+from ...call.configuration import SpeculativeConfig, first_given
 from ...call.preparation import prepare
 from ...call.statistics import Statistics, record
 from ...generation import attach

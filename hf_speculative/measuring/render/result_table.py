@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from ...reports.formats import number, percent, significant
-from ..recommendation import Recommendation
-from ..results import Evaluation
-from ..totals import Totals
+from ..results import Evaluation, Totals
+from ..speedup import Recommendation
 from . import wording
 
 #: in the place of a figure that rests on too little
