@@ -82,9 +82,7 @@ def pair(make, num_draft_layers: int, scale: float, noise: float):
                 module.weight.mul_(scale)
     draft = copy.deepcopy(target)
     part = draft.get_decoder()
-    setattr(
-        part, "block" if hasattr(part, "block") else "layers", nn.ModuleList(list(layers_of(part))[:num_draft_layers])
-    )
+    setattr(part, "block" if hasattr(part, "block") else "layers", nn.ModuleList(list(layers_of(part))[:num_draft_layers]))
     name = "num_decoder_layers" if hasattr(draft.config, "num_decoder_layers") else "decoder_layers"
     for config in (draft.config, part.config):
         setattr(config, name, num_draft_layers)
@@ -111,9 +109,7 @@ def main(
     noise: Annotated[float, typer.Option(help="Noise on the draft's layers, in standard deviations.")] = 0.02,
     num_draft_tokens: Annotated[int, typer.Option(help="Tokens to draft a round.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens for each prompt.")] = 96,
-    batch_size: Annotated[
-        list[int] | None, typer.Option(help="May be given more than once; by default 1 and 4.")
-    ] = None,
+    batch_size: Annotated[list[int] | None, typer.Option(help="May be given more than once; by default 1 and 4.")] = None,
     repeats: Annotated[int, typer.Option(help="Interleaved repeats.")] = 5,
 ):
     """Compare plain and speculative decoding of encoder-decoder pairs."""

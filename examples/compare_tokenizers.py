@@ -74,9 +74,7 @@ def main(
                     hs.generate(target, **inputs, **settings, **method, **length)
                     seconds[name][repeat] += time.process_time() - before
                 counts[name] += stats
-    table = Table(
-        title=f"{len(texts)} prompts, batches of {batch_size}, {max_new_tokens} tokens, temperature {temperature}"
-    )
+    table = Table(title=f"{len(texts)} prompts, batches of {batch_size}, {max_new_tokens} tokens, temperature {temperature}")
     for column in ("method", "time over one tokenizer (range)", "speedup over plain", "accepted", "mean length"):
         table.add_column(column, justify="right")
     for name in methods:
@@ -87,11 +85,7 @@ def main(
             name,
             f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
             f"{statistics.median(plain) / statistics.median(own):.2f}x",
-            *(
-                (f"{figures.draft_acceptance_rate:.1%}", f"{figures.mean_acceptance_length:.2f}")
-                if name != "plain"
-                else ()
-            ),
+            *((f"{figures.draft_acceptance_rate:.1%}", f"{figures.mean_acceptance_length:.2f}") if name != "plain" else ()),
         )
     Console(width=110).print(table)
 

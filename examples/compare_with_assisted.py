@@ -30,17 +30,13 @@ def main(
     num_draft_tokens: Annotated[int, typer.Option(help="Draft length, the same for both.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens for each prompt.")] = 96,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    batch_size: Annotated[
-        list[int] | None, typer.Option(help="May be given more than once; by default 1 and 8.")
-    ] = None,
+    batch_size: Annotated[list[int] | None, typer.Option(help="May be given more than once; by default 1 and 8.")] = None,
     repeats: Annotated[int, typer.Option(help="Interleaved repeats.")] = 5,
 ):
     """Compare plain, assisted and speculative decoding with the embedded pair."""
     target, draft, tokenizer = hs.embedded_pair()
     tokenizer.padding_side = "left"
-    texts = (
-        list(islice((p for p in read_prompts(prompts, column) if isinstance(p, str)), num_prompts)) if prompts else []
-    )
+    texts = list(islice((p for p in read_prompts(prompts, column) if isinstance(p, str)), num_prompts)) if prompts else []
     texts = texts or list(BEGINNINGS[:2])
     # The settings assisted generation reads, from the only place where it reads them: the same draft length, no early stop.
     draft.generation_config.num_assistant_tokens = num_draft_tokens
@@ -61,9 +57,7 @@ def main(
     for name in ("batch", "method", "tokens/s", "speedup over plain (range)", "over assisted"):
         table.add_column(name, justify="right")
     for size in batch_size or [1, 8]:
-        batches = [
-            dict(tokenizer(texts[i : i + size], return_tensors="pt", padding=True)) for i in range(0, len(texts), size)
-        ]
+        batches = [dict(tokenizer(texts[i : i + size], return_tensors="pt", padding=True)) for i in range(0, len(texts), size)]
         names = [name for name in methods if size == 1 or name != "assisted"]
         seconds = {name: [0.0] * repeats for name in names}
         for name in names:

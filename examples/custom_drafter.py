@@ -28,15 +28,11 @@ class Idioms(hs.Drafter):
         width = max(map(len, found))
         filled = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in found], dtype=torch.long)
         device = batch.tokens.device
-        return hs.Draft(
-            filled.view(len(found), width).to(device), None, torch.tensor([len(t) for t in found], device=device)
-        )
+        return hs.Draft(filled.view(len(found), width).to(device), None, torch.tensor([len(t) for t in found], device=device))
 
 
 target, _, tokenizer = hs.embedded_pair()
-idioms = Idioms(
-    ["if __name__ == '__main__':\n    main()", "    def __init__(self, ", "raise NotImplementedError"], tokenizer
-)
+idioms = Idioms(["if __name__ == '__main__':\n    main()", "    def __init__(self, ", "raise NotImplementedError"], tokenizer)
 inputs = tokenizer("import sys\n\ndef main():\n    pass\n\nif __name__", return_tensors="pt")
 kwargs = {**inputs, "max_new_tokens": 40, "do_sample": False}
 with hs.record() as stats:

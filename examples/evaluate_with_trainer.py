@@ -28,9 +28,7 @@ def main(
     num_draft_tokens: Annotated[int, typer.Option(help="Tokens to draft a round.")] = 4,
     num_draft_layers: Annotated[int, typer.Option(help=f"Decoder layers of the draft, of {NUM_LAYERS}.")] = 2,
     noise: Annotated[float, typer.Option(help="Noise on the draft's layers, in standard deviations.")] = 0.02,
-    sample: Annotated[
-        bool, typer.Option(help="Sample, or decode greedily: random weights then repeat themselves.")
-    ] = True,
+    sample: Annotated[bool, typer.Option(help="Sample, or decode greedily: random weights then repeat themselves.")] = True,
     repeats: Annotated[int, typer.Option(help="Interleaved repeats.")] = 5,
 ):
     """Compare evaluations of one trainer, plain and speculative."""
@@ -64,9 +62,7 @@ def main(
                 ratios.append(plain.metrics["test_runtime"] / speculative.metrics["test_runtime"])
                 plain_speeds.append(len(data) * max_new_tokens / plain.metrics["test_runtime"])
     same = (plain.predictions == speculative.predictions).all(axis=1).sum()
-    table = Table(
-        title=f"T5, {NUM_LAYERS} layers of {WIDTH}, {max_new_tokens} new tokens, {num_draft_tokens} draft tokens"
-    )
+    table = Table(title=f"T5, {NUM_LAYERS} layers of {WIDTH}, {max_new_tokens} new tokens, {num_draft_tokens} draft tokens")
     for name in ("batch", "plain tokens/s", "accepted", "mean acceptance length", "speedup (range)", "identical"):
         table.add_column(name, justify="right")
     table.add_row(

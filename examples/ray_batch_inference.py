@@ -48,9 +48,7 @@ def answer(prompts: ray.data.Dataset, output: Path, num_actors: int, batch_size:
 def main(
     prompts: Annotated[Path | None, typer.Option(help="A .jsonl file, or a folder of them.")] = None,
     column: Annotated[str, typer.Option("--field", help="The field that holds the prompt.")] = "prompt",
-    output: Annotated[Path, typer.Option(help="The file to write, on the machine this runs on.")] = Path(
-        "answers.jsonl"
-    ),
+    output: Annotated[Path, typer.Option(help="The file to write, on the machine this runs on.")] = Path("answers.jsonl"),
     model: Annotated[str | None, typer.Option(help="Target: a Hub name or folder. Default: the embedded pair.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="Draft: a Hub name or folder.")] = None,
     num_draft_tokens: Annotated[int | None, typer.Option(help="Tokens to draft a round.")] = None,

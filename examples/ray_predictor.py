@@ -89,9 +89,7 @@ class SpeculativePredictor:
         is_method = DRAFTS.is_method(draft_model)
         if model is None:
             if (draft_model is not None and not is_method) or tokenizer is not None:
-                raise ValueError(
-                    "`draft_model` and `tokenizer` go with a `model`: give it, or none for the embedded pair."
-                )
+                raise ValueError("`draft_model` and `tokenizer` go with a `model`: give it, or none for the embedded pair.")
             model, dtype = str(FOLDER / "target"), dtype or torch.float32
             if not is_method and not generate_kwargs.keys() & {*SOURCES}:
                 draft_model = str(FOLDER / "draft")
@@ -100,9 +98,7 @@ class SpeculativePredictor:
         if tokenizer is None:
             tokenizer = model if isinstance(model, str) else tokenizer_of(unwrap(model, "model"))
         if isinstance(model, str):
-            model = load_model(model, dtype=dtype or "auto").to(
-                device or ("cuda" if torch.cuda.is_available() else "cpu")
-            )
+            model = load_model(model, dtype=dtype or "auto").to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         draft_name = draft_model if isinstance(draft_model, str) and not is_method else None
         draft_model = load_draft(draft_model, unwrap(model, "model"))
         self.model, self.prompt_column, self.seed = model, prompt_column, seed

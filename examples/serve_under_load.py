@@ -126,11 +126,7 @@ def main(
         model, draft_model = str(FOLDER / "target"), str(FOLDER / "draft")
     elif model in EXAMPLES:
         model = place_of_example(model)
-    body = (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "file", "schema": SCHEMA}}}
-        if schema
-        else {}
-    )
+    body = {"response_format": {"type": "json_schema", "json_schema": {"name": "file", "schema": SCHEMA}}} if schema else {}
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(requests)]
     lengths = [max(1, max_tokens >> (i % 3)) for i in range(requests)]
     common = [model, "--dtype", "float32"]

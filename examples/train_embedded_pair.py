@@ -141,9 +141,7 @@ def train_tokenizer(texts) -> PreTrainedTokenizerFast:
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    bpe.train_from_iterator(
-        texts, trainers.BpeTrainer(vocab_size=4096, special_tokens=[END, PAD], initial_alphabet=alphabet)
-    )
+    bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=4096, special_tokens=[END, PAD], initial_alphabet=alphabet))
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         bos_token=END,
@@ -252,9 +250,7 @@ def train_target(out: Path, steps: int) -> None:
         callbacks=[BitsPerByte(tokenizer, blocks["heldout"])],
         optimizers=(MuonAndAdamW(model, 4e-3), None),
     )
-    trainer.train(
-        resume_from_checkpoint=get_last_checkpoint(out / "checkpoints") if (out / "checkpoints").exists() else None
-    )
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(out / "checkpoints") if (out / "checkpoints").exists() else None)
     model.config.use_cache = True  # the Trainer switches it off
     model.half().save_pretrained(out / "target")
     tokenizer.save_pretrained(out / "target")
@@ -265,9 +261,7 @@ def write_texts(out: Path, num_answers: int, num_blocks: int, max_new_tokens: in
     """What drafts learn from: the target's answers to beginnings of blocks, and other blocks, which take no decoding."""
     tokenizer = AutoTokenizer.from_pretrained(out / "target")
     target = AutoModelForCausalLM.from_pretrained(out / "target", dtype=torch.float32)
-    blocks = datasets.load_from_disk(out / "data" / "blocks")["train"].shuffle(seed=0)[: num_answers + num_blocks][
-        "input_ids"
-    ]
+    blocks = datasets.load_from_disk(out / "data" / "blocks")["train"].shuffle(seed=0)[: num_answers + num_blocks]["input_ids"]
     prompts = [ids[:PROMPT] for ids in blocks]
     set_seed(0)
     sampled = {"do_sample": True, "top_k": 0, "max_new_tokens": max_new_tokens}
@@ -362,9 +356,7 @@ def main(
         if not (out / name).exists():
             train_draft(out, name, draft_steps)
     tokenizer, blocks = AutoTokenizer.from_pretrained(out / "target"), datasets.load_from_disk(out / "data" / "blocks")
-    target, draft = (
-        AutoModelForCausalLM.from_pretrained(out / name, dtype=torch.float32) for name in ("target", "draft")
-    )
+    target, draft = (AutoModelForCausalLM.from_pretrained(out / name, dtype=torch.float32) for name in ("target", "draft"))
     scores = evaluate(target, draft, tokenizer, blocks["heldout"])
     card = CARD.format(
         layers=target.config.num_hidden_layers,

@@ -22,8 +22,7 @@ from .call import checks
 from .call.attached import Attached, attached_to, decode, own_generate, plain_generate_of, plain_model, use_kernel_of
 from .call.configuration import SpeculativeConfig
 from .call.decoding import SpeculativeDecoding
-from .call.option_table import CALL, DRAFTS, documented
-from .call.option_table import checked as checked_option
+from .call.option_table import CALL, DRAFTS, checked as checked_option, documented
 from .call.output import GenerateSpeculativeOutput
 from .call.preparation import checked, load_draft
 from .call.sources import is_configured, source_of

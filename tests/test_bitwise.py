@@ -11,8 +11,7 @@ from transformers import DynamicCache, set_seed
 import hf_speculative as hs
 from hf_speculative.models import FixedShape, choose, native
 from hf_speculative.types import Costs
-from tests.architectures.check import build as built_type
-from tests.architectures.check import types_of
+from tests.architectures.check import build as built_type, types_of
 from tests.support import heads, tiny
 from tests.support.cases import STRIDE, slow_but
 from tests.support.execution import fix_costs, run_as
@@ -277,9 +276,7 @@ def test_a_cache_that_holds_tokens_is_refused():
         bits(target, inputs | {"past_key_values": cache}, draft_model=draft)
 
 
-@pytest.mark.parametrize(
-    "model_type", slow_but(["qwen3_next", "granitemoehybrid", "lfm2", "jamba", "mamba2"], "qwen3_next")
-)
+@pytest.mark.parametrize("model_type", slow_but(["qwen3_next", "granitemoehybrid", "lfm2", "jamba", "mamba2"], "qwen3_next"))
 def test_recurrent_layers(model_type):
     """A row that has read nothing before its first token steps from there, as others do."""
     target = built_type("causal", model_type).to(torch.bfloat16)

@@ -146,9 +146,7 @@ class TestMoreReads:
         assert 1 < self.most(monkeypatch, gpus, target, call) <= 5
 
 
-@pytest.mark.parametrize(
-    "kind", slow_but(["dflash", "captured dflash", "captured eagle3", "gemma4", "gpt_neo"], "gpt_neo")
-)
+@pytest.mark.parametrize("kind", slow_but(["dflash", "captured dflash", "captured eagle3", "gemma4", "gpt_neo"], "gpt_neo"))
 def test_drafts_that_read_the_target_and_the_universal_path(kind, gpus):
     is_captured, kind = "captured" in kind, kind.removeprefix("captured ")
     if kind == "gpt_neo":

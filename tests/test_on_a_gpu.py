@@ -76,9 +76,7 @@ def test_trained_weights(source, optimize, embedded, monkeypatch, tmp_path):
     plain = ids(target.generate(**call))
     with hs.record() as counts:
         for _ in range(2):
-            found = hs.generate(
-                target, **call, draft_model=draft, speculative_config=hs.SpeculativeConfig(optimize=optimize)
-            )
+            found = hs.generate(target, **call, draft_model=draft, speculative_config=hs.SpeculativeConfig(optimize=optimize))
             assert ids(found) == plain
     assert bool(pool._kept[target].idle.captured) == (optimize is not False)
     assert counts.num_accepted_draft_tokens

@@ -10,9 +10,14 @@ import weakref
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import ContinuousBatchingConfig, GenerationConfig, GenerationMixin, LlamaForCausalLM
-from transformers import Seq2SeqTrainer as Trainer
-from transformers import Seq2SeqTrainingArguments as Arguments
+from transformers import (
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    GenerationMixin,
+    LlamaForCausalLM,
+    Seq2SeqTrainer as Trainer,
+    Seq2SeqTrainingArguments as Arguments,
+)
 from transformers.cli.serving.utils import CBGenerateManager, GenerateManager
 
 import hf_speculative as hs

@@ -31,9 +31,7 @@ def texts_of(model, prompts, tokenizer, batch_size, settings, name):
         call = {key: value for key, value in settings.items() if key != "plain"}
         ids = generate(**inputs, max_new_tokens=128, pad_token_id=tokenizer.pad_token_id, **call)
         ids = ids[:, inputs["input_ids"].shape[1] :]
-        texts += [
-            list(itertools.takewhile(lambda i: i not in (0, tokenizer.eos_token_id), row)) for row in ids.tolist()
-        ]
+        texts += [list(itertools.takewhile(lambda i: i not in (0, tokenizer.eos_token_id), row)) for row in ids.tolist()]
     return texts, time.perf_counter() - began
 
 
@@ -51,9 +49,7 @@ def main():
     target, tokenizer.padding_side = target.to(dtype), "left"
     tokenizer.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     ours = {"draft_model": draft.to(dtype) if isinstance(draft, torch.nn.Module) else "auto"}
-    assisted = (
-        {"assistant_model": ours["draft_model"]} if options.model == "embedded" else {"prompt_lookup_num_tokens": 5}
-    )
+    assisted = {"assistant_model": ours["draft_model"]} if options.model == "embedded" else {"prompt_lookup_num_tokens": 5}
     lines = [json.loads(line)["prompt"] for line in options.prompts.read_text().splitlines()]
     prompts = [tokenizer.decode(tokenizer(line)["input_ids"][-100:]) for line in lines[: options.num_prompts]]
     if options.optimize:
@@ -77,9 +73,7 @@ def main():
                 ways.pop("transformers, assisted")
             for name, way in ways.items():  # passes are compiled, and kernels are found
                 texts_of(target, prompts[:size], tokenizer, size, way | sampling, name)
-            found = {
-                name: texts_of(target, prompts, tokenizer, size, way | sampling, name) for name, way in ways.items()
-            }
+            found = {name: texts_of(target, prompts, tokenizer, size, way | sampling, name) for name, way in ways.items()}
             of_one = of_one or found["plain"][0]
             for name, (texts, seconds) in found.items():
                 of_plain = of_one if name == "plain" else found["plain"][0]

@@ -102,9 +102,7 @@ class CalibratedPair:
         if self.draft is self.target:
             acceptance = 0.0  # of the first layers, which nobody asks
         if acceptance is None or not 0 <= acceptance <= 1:
-            raise ValueError(
-                f"`acceptance={acceptance}`: a shape has random weights, so say how much to accept, 0 to 1."
-            )
+            raise ValueError(f"`acceptance={acceptance}`: a shape has random weights, so say how much to accept, 0 to 1.")
         key = (acceptance, temperature)
         if key in self.calibrations:
             self._write(self.calibrations[key].factor)
@@ -157,9 +155,7 @@ class CalibratedPair:
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(self.seed)
-            return self.target.generate(
-                prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=NUM_TOKENS, **sampling
-            )
+            return self.target.generate(prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=NUM_TOKENS, **sampling)
 
     @contextmanager
     def _as_if(self, factor: float) -> Iterator[None]:
@@ -184,9 +180,7 @@ class CalibratedPair:
         """Set the final norm, which scales all logits alike, so that the target's entropy is `ENTROPY`."""
         logits = self._logits(self.prompts(self.num_rows, 8 + NUM_TOKENS))
         scale = bisect(lambda scale: bool(_entropy(logits * scale) > ENTROPY), 0.1, 100.0)
-        final_norm = [
-            module for module in self.target.modules() if hasattr(module, "weight") and module.weight.ndim == 1
-        ][-1]
+        final_norm = [module for module in self.target.modules() if hasattr(module, "weight") and module.weight.ndim == 1][-1]
         final_norm.weight.mul_(scale)
 
 

@@ -60,9 +60,7 @@ FEATURES = {
     "additionalProperties": {"type": "object", "additionalProperties": BOOLEAN, "maxProperties": 3},
     "patternProperties": {"type": "object", "patternProperties": {"^k[0-9]$": BOOLEAN}, "additionalProperties": False},
     "anyOf": of({"value": {"anyOf": [INTEGER, of({"text": STRING})]}}),
-    "oneOf by a constant": {
-        "oneOf": [of({"kind": {"const": "a"}, "x": INTEGER}), of({"kind": {"const": "b"}, "y": BOOLEAN})]
-    },
+    "oneOf by a constant": {"oneOf": [of({"kind": {"const": "a"}, "x": INTEGER}), of({"kind": {"const": "b"}, "y": BOOLEAN})]},
     "allOf": {"allOf": [{"type": "object", "properties": {"x": INTEGER}, "required": ["x"]}, {"maxProperties": 1}]},
     "$ref": of(
         {"from": {"$ref": "#/$defs/place"}, "to": {"$ref": "#/$defs/place"}},
@@ -166,9 +164,7 @@ def run(target, call, repeats, **drafts):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smollm2", action="store_true", help="a chat model, attached")
-    parser.add_argument(
-        "--flexible", action="store_true", help="whitespace as the model likes it; default: compact JSON"
-    )
+    parser.add_argument("--flexible", action="store_true", help="whitespace as the model likes it; default: compact JSON")
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--kind", choices=("features", "apis"), default="apis")

@@ -114,9 +114,7 @@ def as_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
 def execution_of(optimize: bool | str | None, device: torch.device) -> Execution:
     """What `optimize` means on `device`; `None` and False are the model's own eager passes."""
     is_auto = optimize == "auto"
-    if not optimize or (
-        is_auto and (device.type not in ("cpu", "cuda") or os.environ.get(artifacts.FOLDER) == artifacts.OFF)
-    ):
+    if not optimize or (is_auto and (device.type not in ("cpu", "cuda") or os.environ.get(artifacts.FOLDER) == artifacts.OFF)):
         return EAGER
     if device.type == "cuda":
         return Execution(captures=True)

@@ -77,9 +77,7 @@ _RULE = Instance(("hf_speculative:Rule",), "an object of a subclass of hf_specul
 _RULES = Name(("token", "block", "sampled"), _RULE)
 _TOKENIZER = Instance(("transformers:PreTrainedTokenizerBase",), "a transformers tokenizer")
 _GENERATOR = Instance(("torch:Generator",), "a torch.Generator")
-_LEARNER = Instance(
-    ("hf_speculative:Learner",), "a hf_speculative.Learner; True and folders are for `attach(learn=...)`"
-)
+_LEARNER = Instance(("hf_speculative:Learner",), "a hf_speculative.Learner; True and folders are for `attach(learn=...)`")
 _CONFIG = Instance(("hf_speculative:SpeculativeConfig",), "a hf_speculative.SpeculativeConfig")
 _CORPUS = Name(
     instance=Instance(
@@ -213,9 +211,7 @@ IN_CALL = tuple(name for name, option in ROWS.items() if CALL in option.places o
 DRAFTING = tuple(
     name
     for name, option in ROWS.items()
-    if name not in (*ROWS["draft_model"].names, "allow_lossy")
-    and option.type.written_as
-    and option.without_draft != HANDED_ON
+    if name not in (*ROWS["draft_model"].names, "allow_lossy") and option.type.written_as and option.without_draft != HANDED_ON
 )
 #: sources of drafts, and those of them that a `generation_config` can name
 SOURCES = tuple(option.name for option in OPTIONS if option.is_source)

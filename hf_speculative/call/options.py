@@ -15,8 +15,7 @@ from ..drafting.nothing import Nothing
 from ..drafting.source import DraftSource
 from ..grammar.call import with_grammar
 from ..schedules import Constant
-from . import option_table as table
-from . import sources
+from . import option_table as table, sources
 from .checks import check_settings, unwrap
 from .configuration import Options, SpeculativeConfig, first_given, generation_configs, setting_of, with_settings
 from .option_table import HANDED_ON, IN_CALL, OPTIONS, REFUSED, ROWS, Option, checked

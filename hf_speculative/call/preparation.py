@@ -16,8 +16,7 @@ from ..models.loading import load_model
 from ..models.model_state import loaded_for
 from . import checks, input_checks
 from .configuration import Options, SpeculativeConfig, setting_of, with_settings
-from .option_table import DRAFTS
-from .option_table import checked as checked_option
+from .option_table import DRAFTS, checked as checked_option
 from .option_types import close_to
 from .options import check_names, plain_kwargs, read_options, without_draft
 

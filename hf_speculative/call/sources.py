@@ -94,7 +94,5 @@ def asked_with(option: str) -> list[str]:
 
 #: fields of `SpeculativeConfig` that belong to some sources only
 SETTINGS_OF_ONE = tuple(
-    option.name
-    for option in OPTIONS
-    if CONFIG in option.places and option.without_draft == REFUSED and asked_with(option.name)
+    option.name for option in OPTIONS if CONFIG in option.places and option.without_draft == REFUSED and asked_with(option.name)
 )

@@ -32,9 +32,7 @@ def load_named(option: str, name: str, machine: Machine) -> "PreTrainedModel":
         return load_model(loadable(name), dtype=dtype).to(machine.place())
 
 
-def load_embedded(
-    machine: Machine, head: bool = False
-) -> "tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]":
+def load_embedded(machine: Machine, head: bool = False) -> "tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]":
     """The embedded target, its draft model or draft head, and their tokenizer."""
     import torch
 

@@ -209,9 +209,7 @@ def ids_of_prompts(
     """
     if prompts is None:
         if tokenizer is None:
-            raise ValueError(
-                "`measure=True` has no tokenizer to write texts by: give `tokenizer=`, or `prompts=` of ids."
-            )
+            raise ValueError("`measure=True` has no tokenizer to write texts by: give `tokenizer=`, or `prompts=` of ids.")
         prompts = built_in_prompts(speaks_chat(tokenizer) and not raw)
     check_prompts(prompts)
     texts = [as_chat(prompt, tokenizer, raw) for prompt in prompts]

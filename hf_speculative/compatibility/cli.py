@@ -1,8 +1,7 @@
 """The commands `hf-speculative check` and `audit`."""
 
 import json
-from dataclasses import dataclass
-from dataclasses import field as a_field
+from dataclasses import dataclass, field as a_field
 from pathlib import Path
 from typing import Any
 

@@ -94,9 +94,7 @@ class Examination:
         return {"verdict": self.verdict, "better": self.better and self.better.fields, "readings": readings}
 
 
-def other_readings(
-    head: PreTrainedModel | None, target: PreTrainedModel
-) -> list[tuple[dict[str, Any], PreTrainedModel]]:
+def other_readings(head: PreTrainedModel | None, target: PreTrainedModel) -> list[tuple[dict[str, Any], PreTrainedModel]]:
     """Fields of a head's config, and the head read by them, where the target has the states; none for a draft model."""
     if head is None or getattr(head, "hf_quantizer", None) is not None:
         return []

@@ -82,9 +82,7 @@ class Learner:
 
     teacher: Teacher
 
-    def __init__(
-        self, folder: str | os.PathLike | None = None, share: float = SHARE, learning_rate: float = LEARNING_RATE
-    ):
+    def __init__(self, folder: str | os.PathLike | None = None, share: float = SHARE, learning_rate: float = LEARNING_RATE):
         if not 0 < share < 1:
             raise ValueError(f"`share={share}` of the time: give a number between 0 and 1.")
         if folder is not None and not os.fspath(folder):
@@ -118,9 +116,7 @@ class Learner:
             ValueError: the draft, or the target, is none that can be learned for.
         """
         if not isinstance(draft, PreTrainedModel):
-            raise ValueError(
-                "`learn` trains a draft model or a head, and `draft_model` is none: give one, or leave it out."
-            )
+            raise ValueError("`learn` trains a draft model or a head, and `draft_model` is none: give one, or leave it out.")
         if target.config.is_encoder_decoder or is_tested_multimodal(target):
             raise ValueError(f"`learn`: drafts of a {type(target).__name__} learn from texts alone: leave it out.")
         if is_sharded(target) or is_sharded(draft):
@@ -132,9 +128,7 @@ class Learner:
                 draft = load_model(self.folder, dtype=draft.dtype).to(device_of(draft))
                 check_fits(draft, target)
             except (OSError, ValueError) as error:
-                raise ValueError(
-                    f"`learn={str(self.folder)!r}` holds a draft that is of no use here: {error}"
-                ) from error
+                raise ValueError(f"`learn={str(self.folder)!r}` holds a draft that is of no use here: {error}") from error
         if any(hasattr(module, "base_layer") for module in draft.modules()):
             raise ValueError("`learn`: `draft_model` has adapters: merge them first, `merge_and_unload()`.")
         weights = list(draft.parameters())
@@ -193,9 +187,7 @@ class Learner:
                 self._go_on()
         except Exception as error:
             self.is_frozen = True
-            warnings.warn(
-                f"the draft learns no more, and is used as it is: {type(error).__name__}: {error}", stacklevel=2
-            )
+            warnings.warn(f"the draft learns no more, and is used as it is: {type(error).__name__}: {error}", stacklevel=2)
         finally:
             _learning.release()
         took = time.perf_counter() - started

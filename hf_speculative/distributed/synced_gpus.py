@@ -150,9 +150,7 @@ def check_synced(
         )
 
 
-def models_in_step(
-    synced_gpus: bool | None, model: PreTrainedModel, draft: PreTrainedModel | None
-) -> list[PreTrainedModel]:
+def models_in_step(synced_gpus: bool | None, model: PreTrainedModel, draft: PreTrainedModel | None) -> list[PreTrainedModel]:
     """The models of a call whose forwards need all ranks."""
     if not are_several():
         return []

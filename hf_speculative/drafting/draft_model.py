@@ -207,9 +207,7 @@ class DraftModelSource(GivenModelSource):
     def _on_universal_path(self, call: BuildContext, has_own_text: bool) -> CachedModel:
         draft = self.draft_model
         if has_own_text and draft.config.is_encoder_decoder:
-            raise ValueError(
-                f"`draft_model`: {type(draft).__name__} has an encoder: use one with the target's tokenizer."
-            )
+            raise ValueError(f"`draft_model`: {type(draft).__name__} has an encoder: use one with the target's tokenizer.")
         if call.inputs.input_ids.shape[1] == 0:
             raise ValueError(
                 f"`draft_model`: {type(draft).__name__} needs the prompt's ids, and `inputs_embeds` came alone: pass "

@@ -36,9 +36,7 @@ class Eagle3(HeadDrafter):
 
     scores_levels = True
 
-    def __init__(
-        self, model: Eagle3Model, target_model, one_pass: CompiledPass | None = None, capture: Capture | None = None
-    ):
+    def __init__(self, model: Eagle3Model, target_model, one_pass: CompiledPass | None = None, capture: Capture | None = None):
         self.original, self.model = model, with_folded_attention(model)
         self.config, self.device, self.dtype = model.config, model.device, model.dtype
         of_target = target_model.config.get_text_config(decoder=True)

@@ -66,8 +66,7 @@ class Gemma4Assistant(AutoregressiveDrafter):
         self.state = self.target.hidden_states(self.position[:, None] - 1)
         end = max(len(history) for history in batch.history) - 1
         self.shared_kv_states = {
-            kind: tuple(part[:, :, :end] for part in self.target.keys_and_values(layer))
-            for kind, layer in self.shared.items()
+            kind: tuple(part[:, :, :end] for part in self.target.keys_and_values(layer)) for kind, layer in self.shared.items()
         }
         slots, last = torch.arange(end, device=device), self.position[:, None, None, None] - 1
         visible = {"full_attention": slots <= last}

@@ -88,9 +88,7 @@ class TreeDrafter(Drafter):
     branches = True
     select, admit, learn = (to_each("proposers", name) for name in ("select", "admit", "learn"))
 
-    def __init__(
-        self, proposers: Sequence[Proposer], max_depth: int = 24, learned: dict[Hashable, list[float]] | None = None
-    ):
+    def __init__(self, proposers: Sequence[Proposer], max_depth: int = 24, learned: dict[Hashable, list[float]] | None = None):
         self.forced = ForcedTokens()
         self.proposers, self.max_depth = [*proposers, self.forced], max_depth
         self.num_successors = max(proposer.num_successors for proposer in self.proposers)

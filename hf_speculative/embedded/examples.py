@@ -129,7 +129,6 @@ def _file() -> Path:
     found = next((path for path in places if path.exists()), None)
     if found is None or find_spec("gguf") is None:
         raise ValueError(
-            f"neither {REPOSITORY} on the Hub can be reached nor is its package installed: connect to the Hub, or "
-            f"{INSTALL}"
+            f"neither {REPOSITORY} on the Hub can be reached nor is its package installed: connect to the Hub, or {INSTALL}"
         )
     return found

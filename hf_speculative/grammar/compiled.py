@@ -90,9 +90,7 @@ def _text(value: Any) -> str:
         return json.dumps(value)
     if isinstance(value, dict):
         says_which = any(name.startswith("whitespace") for name in value.get("x-guidance") or ())
-        return LLMatcher.grammar_from_json_schema(
-            value, defaults=None if says_which else {"whitespace_pattern": WHITESPACE}
-        )
+        return LLMatcher.grammar_from_json_schema(value, defaults=None if says_which else {"whitespace_pattern": WHITESPACE})
     try:
         return grammar_from("grammar", value)
     except ValueError as error:

@@ -76,9 +76,7 @@ class DFlashLayout(Layout):
             "`confidence_head_with_markov=True` needs a `markov_rank` above 0": (
                 own.get("confidence_head_with_markov") and not own.get("markov_rank")
             ),
-            f"`conv_group_size={group}` does not divide `hidden_size={size}`": (
-                own.get("conv_kernel_size") and size % group
-            ),
+            f"`conv_group_size={group}` does not divide `hidden_size={size}`": (own.get("conv_kernel_size") and size % group),
         }
         if reason := first_reason(reasons):
             raise ValueError(f"{self.files.name} cannot be run as a DFlash head: {reason}.")
@@ -163,9 +161,7 @@ class SpeculatorsDFlashLayout(DFlashLayout):
         is_bidirectional = self._or("sliding_window_non_causal", kind == "dflash2")
         size, from_anchor = self._or("block_size", 8), self._or("sample_from_anchor", kind == "dspark")
         return {
-            **{
-                name: self._or(name, default) for name, default in zip(written.ADDED[kind], DEFAULTS[kind], strict=True)
-            },
+            **{name: self._or(name, default) for name, default in zip(written.ADDED[kind], DEFAULTS[kind], strict=True)},
             "block_size": size,
             "mask_token_id": self.value("mask_token_id"),
             "target_layer_ids": None if states is None else [index - 1 for index in states],

@@ -49,8 +49,7 @@ def for_speculators(config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Pub
         "architectures": [NAMES[kind]],
         "speculators_model_type": kind,
         "speculators_version": SPECULATORS_VERSION,
-        "speculators_config": getattr(config, "speculators_config", None)
-        or speculators_config(kind, block.max_draft_tokens),
+        "speculators_config": getattr(config, "speculators_config", None) or speculators_config(kind, block.max_draft_tokens),
         "transformer_layer_config": _layers(config, window),
         "draft_vocab_size": config.draft_vocab_size,
         "block_size": block.block_size,

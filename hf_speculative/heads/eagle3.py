@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..hf_compat import attention_name, set_attention_name
-from ..hf_compat import layers as modules
+from ..hf_compat import attention_name, layers as modules, set_attention_name
 from .eagle3_config import Eagle3Config
 from .files import over_target
 

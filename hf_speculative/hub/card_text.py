@@ -15,9 +15,7 @@ from .figures import data_set_name
 PROMPT, QUESTION = "def main():", "What is a hash table?"
 
 
-def usage(
-    target: str, is_chat: bool, draft: str | None = None, repo: str | None = None, best: Setting | None = None
-) -> str:
+def usage(target: str, is_chat: bool, draft: str | None = None, repo: str | None = None, best: Setting | None = None) -> str:
     """Lines to paste: transformers' pipeline with a draft, with a repository that names one, or under a setting."""
     said = f"[{{'role': 'user', 'content': {QUESTION!r}}}]" if is_chat else repr(PROMPT)
     found = "['generated_text'][-1]['content']" if is_chat else "['generated_text']"

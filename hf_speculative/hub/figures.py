@@ -12,9 +12,7 @@ from .pairing_file import is_hub_name
 FILES = re.compile(r"\.(jsonl|json|csv|tsv|txt|parquet|arrow)(\.gz)?$")
 
 #: an evaluation or its file, several of them, or several by use case
-Evaluations: TypeAlias = (
-    "Evaluation | str | Path | Sequence[Evaluation | str | Path] | Mapping[str, Evaluation | str | Path]"
-)
+Evaluations: TypeAlias = "Evaluation | str | Path | Sequence[Evaluation | str | Path] | Mapping[str, Evaluation | str | Path]"
 
 
 def by_use_case(given: Evaluations) -> dict[str, Evaluation]:

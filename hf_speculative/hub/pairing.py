@@ -13,8 +13,7 @@ from transformers.utils import CONFIG_NAME, cached_file
 
 from ..call.attached import attached_to, own_generate
 from ..call.configuration import SpeculativeConfig
-from ..call.option_table import CONFIG, DRAFTS, ROWS
-from ..call.option_table import checked as checked_option
+from ..call.option_table import CONFIG, DRAFTS, ROWS, checked as checked_option
 from ..call.sources import SETTINGS_OF_ONE, is_configured
 from ..generation import DraftModel, attach
 from ..models import device_of
@@ -66,9 +65,7 @@ def from_pretrained(
     if pairing.draft_model is None and not _names_a_source(repo, here):
         # Raises where there is no such repository.
         cached_file(repo, CONFIG_NAME, **_only(here, (*LOADING, "revision")))
-        raise ValueError(
-            f"{repo} names no draft, in {FILE_NAME} or generation_config.json: `save_pretrained` or `attach` one."
-        )
+        raise ValueError(f"{repo} names no draft, in {FILE_NAME} or generation_config.json: `save_pretrained` or `attach` one.")
     # A `custom_generate/` beside the weights would take the place of `generate`, where the draft is attached.
     target = load_model(repo, **kwargs)
     if own_generate(target) is not None:

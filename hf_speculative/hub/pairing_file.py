@@ -22,9 +22,7 @@ FILE_NAME = "speculative_config.json"
 #: a repository does not get to say that its output may differ from the target's, nor which files of a machine are read
 KEPT_OUT = ("allow_lossy", "corpus", "optimize")
 #: settings that it can hold
-SETTINGS = tuple(
-    one.name for one in OPTIONS if CONFIG in one.places and one.type.written_as and one.name not in KEPT_OUT
-)
+SETTINGS = tuple(one.name for one in OPTIONS if CONFIG in one.places and one.type.written_as and one.name not in KEPT_OUT)
 #: what it says besides: where things are, and who wrote it
 PLACES = ("draft_model", "draft_revision", "tokenizer", "draft_tokenizer", "hf_speculative_version")
 
@@ -76,9 +74,7 @@ class Pairing:
             if source is not None and not (is_inside(source) or is_hub_name(source)):
                 raise ValueError(f"`{name}={source!r}` is neither a subfolder (./draft) nor on the Hub (org/name).")
         if self.draft_revision is not None and (self.model is None or is_inside(self.model)):
-            raise ValueError(
-                f"`draft_revision={self.draft_revision!r}` is of no `draft_model` given by name: leave it out."
-            )
+            raise ValueError(f"`draft_revision={self.draft_revision!r}` is of no `draft_model` given by name: leave it out.")
 
     @property
     def parts(self) -> tuple[str | None, str | None]:

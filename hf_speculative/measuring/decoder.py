@@ -104,9 +104,7 @@ class Decoder:
             return self.rivals[setting.rival].decode(call)
         return timed_generate(partial(generate, self.target), self.target, call)
 
-    def rounds(
-        self, setting: Setting, batch: int, prompts: list[list[int]]
-    ) -> Generator[tuple[Round, Statistics], None, None]:
+    def rounds(self, setting: Setting, batch: int, prompts: list[list[int]]) -> Generator[tuple[Round, Statistics], None, None]:
         """Decode with a draft, one round at a time."""
         with self._alone(batch, setting):
             yield from generate_rounds(self.target, **self._inputs(prompts), **self._kwargs(setting))

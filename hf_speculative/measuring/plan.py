@@ -127,9 +127,7 @@ class Plan:
                 )
 
 
-def header_of(
-    decoder: Decoder, settings: list[Setting], batch_size: int, repeats: int, processes: Processes
-) -> dict[str, Any]:
+def header_of(decoder: Decoder, settings: list[Setting], batch_size: int, repeats: int, processes: Processes) -> dict[str, Any]:
     """Models, options and environment, ready for JSON; the caller adds the data."""
     model, drafts = decoder.target, decoder.drafts
     of_drafts = {name: fingerprint(draft.model) for name, draft in drafts.items()}

@@ -160,9 +160,7 @@ def evaluate(
             raise ValueError(f"`batch_size={batch_size}`: {setting.rival} takes {most} at most: give that.")
     ignored = [name for name in OF_SAMPLING if generate_kwargs.get(name) is not None]
     if ignored and not any(setting.temperature for setting in settings):
-        raise ValueError(
-            f"`{ignored[0]}={generate_kwargs[ignored[0]]!r}` has no effect on greedy decoding: add a temperature."
-        )
+        raise ValueError(f"`{ignored[0]}={generate_kwargs[ignored[0]]!r}` has no effect on greedy decoding: add a temperature.")
     kwargs = chat_keywords(model, tokenizer, raw) | generate_kwargs | {"max_new_tokens": max_new_tokens}
     kwargs = settings_of_rows(model, tokenizer, kwargs)
     decoder = Decoder(model, tokenizer, drafts, kwargs, seed, others, forgets=repeats > 1)

@@ -80,9 +80,7 @@ def multimodal_model(
     return MultimodalModel(model, inputs, clamp_ids)
 
 
-def recording_model(
-    model: PreTrainedModel, layers: tuple[int, ...], execution: Execution, is_static: bool
-) -> RecordingModel:
+def recording_model(model: PreTrainedModel, layers: tuple[int, ...], execution: Execution, is_static: bool) -> RecordingModel:
     """A target that records the states of `layers`; `execution` and `is_static` are as in `ragged_model`."""
     if (capture := capture_of(model, execution)) is not None:
         return StaticRecordingModel(model, layers, capture=capture)

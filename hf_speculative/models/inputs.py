@@ -10,14 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import (
-    DynamicCache,
-    EncoderDecoderCache,
-    GenerationConfig,
-    GenerationMixin,
-    PreTrainedModel,
-    StaticCache,
-)
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, GenerationMixin, PreTrainedModel, StaticCache
 from transformers.utils import ModelOutput
 
 from ..hf_compat import CACHE_ARGUMENTS, cache_argument, tree_map_only
@@ -207,9 +200,7 @@ def _captured(model: PreTrainedModel, given: dict[str, Any], max_length: int, nu
     bare = duplicate(model)
     tokens = ("decoder_start_token_id", "bos_token_id", "eos_token_id")
     bare.generation_config = GenerationConfig(**{name: getattr(model.generation_config, name) for name in tokens})
-    config = GenerationConfig(
-        max_length=max_length, num_return_sequences=num_copies, do_sample=num_copies > 1, pad_token_id=0
-    )
+    config = GenerationConfig(max_length=max_length, num_return_sequences=num_copies, do_sample=num_copies > 1, pad_token_id=0)
     with _noted_positions(model):
         # The class's own `generate`, past what is attached to the object and what a subclass does around it.
         GenerationMixin.generate(bare, **given, generation_config=config, custom_generate=capture)

@@ -95,9 +95,7 @@ class AttentionLayers:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
-    def run(
-        self, forward: Callable, cache, ids: Tensor, positions: Tensor, mask, is_filler: Tensor | None, **asked
-    ) -> Any:
+    def run(self, forward: Callable, cache, ids: Tensor, positions: Tensor, mask, is_filler: Tensor | None, **asked) -> Any:
         """The outputs of a model's `forward` over columns `(batch, q)`.
 
         Args:
@@ -113,9 +111,7 @@ class AttentionLayers:
         cache.recurrence.leave()
         return outputs
 
-    def masks(
-        self, queries: Tensor, cache: RaggedCache, nodes: Nodes | None = None, is_filler: Tensor | None = None
-    ) -> Any:
+    def masks(self, queries: Tensor, cache: RaggedCache, nodes: Nodes | None = None, is_filler: Tensor | None = None) -> Any:
         """Masks for columns in slots `queries (batch, q)` over the slots that layers of `cache` show: `(batch, 1, q, slots)`.
 
         Recurrent layers read one over the columns instead, `(batch, q)`, or none.

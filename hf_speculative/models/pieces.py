@@ -159,9 +159,7 @@ class Layer(nn.Module):
         samples: what `forward` takes, in passes of the two `SAMPLES`.
     """
 
-    def __init__(
-        self, layer: nn.Module, call: Any, num_layers: int, layout: Layout, samples: Sequence[tuple[Tensor, ...]]
-    ):
+    def __init__(self, layer: nn.Module, call: Any, num_layers: int, layout: Layout, samples: Sequence[tuple[Tensor, ...]]):
         super().__init__()
         self.layer, self.call, self.num_layers, self.layout, self.samples = layer, call, num_layers, layout, samples
 

@@ -24,8 +24,6 @@ def runs_more(modules: Iterable[nn.Module]) -> bool:
     return any(
         module._forward_pre_hooks
         or has_own_forward(module)
-        or any(
-            getattr(hook, "__module__", None) != output_capturing.__name__ for hook in module._forward_hooks.values()
-        )
+        or any(getattr(hook, "__module__", None) != output_capturing.__name__ for hook in module._forward_hooks.values())
         for module in modules
     )

@@ -71,8 +71,7 @@ def playground(settings: Options) -> None:
         except ImportError as error:
             raise ValueError(f"the playground needs {error.name}: pip install 'hf_speculative[playground]'.") from error
         from ..tokenizers.chat import speaks_chat
-        from .runs import Models, run
-        from .runs import Settings as PageSettings
+        from .runs import Models, Settings as PageSettings, run
 
         target, draft, tokenizer, other = load_pair(settings.model, settings.draft_model, settings.machine)
         own, method = (None, None) if draft is None else DRAFTS.split(draft)

@@ -108,9 +108,7 @@ def build(
             **quiet,
         )
         stop.click(page.rounds, [shown], stepped, cancels=[running], **quiet)
-        number.input(
-            lambda run, n: page.round(run, n)[1], [shown, number], details, trigger_mode="always_last", **quiet
-        )
+        number.input(lambda run, n: page.round(run, n)[1], [shown, number], details, trigger_mode="always_last", **quiet)
         before.click(lambda run, n: page.round(run, n - 1), [shown, number], [number, details], **quiet)
         after.click(lambda run, n: page.round(run, n + 1), [shown, number], [number, details], **quiet)
         texts[1].click(page.token, [shown], [number, details], **quiet)

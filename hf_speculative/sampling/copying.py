@@ -121,10 +121,7 @@ def check_apart(processors: list, criteria: list) -> None:
     Raises:
         CannotCopy: they share an object, a container or a tensor.
     """
-    own = [
-        [one for one in parts if not type(one).__module__.startswith("transformers.")]
-        for parts in (processors, criteria)
-    ]
+    own = [[one for one in parts if not type(one).__module__.startswith("transformers.")] for parts in (processors, criteria)]
     if not all(own):
         return
     of_processors, of_criteria = ({id(value): value for value in _changeable(part)} for part in own)

@@ -133,9 +133,7 @@ class Adaptive(Schedule):
         self.resting = [*batch.rows]  # until there is credit: nothing else that is known changes
         tokens = "1 draft token" if most == 1 else f"{most} draft tokens"
         begins = f", the first of a call {first:.0f} more," if first else ""
-        self.reason = (
-            f"a round with {tokens} takes {steps:.1f} plain steps{begins} and brings about {speed * steps:.1f} tokens"
-        )
+        self.reason = f"a round with {tokens} takes {steps:.1f} plain steps{begins} and brings about {speed * steps:.1f} tokens"
         return False
 
     def _may_lose(self, lost: float, may_pay: bool) -> bool:

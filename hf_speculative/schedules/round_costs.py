@@ -206,9 +206,7 @@ class Timed(WrappedSchedule):
             Elsewhere rounds of earlier calls count as well, and a plain one comes when EVERY others have been timed.
     """
 
-    def __init__(
-        self, schedule: Schedule, known: RoundCosts, num_first: Callable[[], int], settled: Container[int] | None
-    ):
+    def __init__(self, schedule: Schedule, known: RoundCosts, num_first: Callable[[], int], settled: Container[int] | None):
         super().__init__(schedule)
         self.known, self.num_first, self.settled, self.num_rounds, self.num_vain = known, num_first, settled, 0, 0
         self.counts = self.is_caught_up = self.is_plain = self.is_long = False

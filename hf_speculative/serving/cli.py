@@ -39,9 +39,7 @@ class Options:
     max_lanes: int = setting(16, "Requests that run together; others wait in order.", least=1, panel=LIMITS)
     max_waiting: int = setting(1024, "Requests that may wait; more get status 429.", least=1, panel=LIMITS)
     max_length: int | None = setting(None, "Tokens of prompt and answer. Default: the model's.", least=2, panel=LIMITS)
-    max_tokens: int | None = setting(
-        None, "Tokens of an answer, at most. Default: all that fit.", least=1, panel=LIMITS
-    )
+    max_tokens: int | None = setting(None, "Tokens of an answer, at most. Default: all that fit.", least=1, panel=LIMITS)
     max_body: int = setting(8 * 2**20, "Bytes of a request's body.", least=1, panel=LIMITS)
     machine: Machine = field(default_factory=Machine)
 

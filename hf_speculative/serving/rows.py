@@ -170,14 +170,10 @@ class PerRequestSamplers(Sampler):
 
         return self.drawn_alike.ask(draw, probs)[0]
 
-    def _drawn(
-        self, scores: Tensor, ask: Callable[[ProcessedSampler, Tensor], tuple[Tensor, ...]]
-    ) -> tuple[Tensor, ...]:
+    def _drawn(self, scores: Tensor, ask: Callable[[ProcessedSampler, Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         return self.drawn_alike.ask(lambda lanes, some: ask(self.lanes[lanes[0]].sampler, some), scores)
 
-    def _processed(
-        self, batch: Batch, logits: Tensor, ask: Callable[[ProcessedSampler, Batch, Tensor], Tensor]
-    ) -> Tensor:
+    def _processed(self, batch: Batch, logits: Tensor, ask: Callable[[ProcessedSampler, Batch, Tensor], Tensor]) -> Tensor:
         def process(lanes: list[int], some: Tensor) -> tuple[Tensor]:
             first = self.lanes[lanes[0]]
             try:

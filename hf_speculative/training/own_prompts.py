@@ -77,9 +77,7 @@ def write_prompts(
         found |= dict.fromkeys(new[: num_prompts - len(found)])
         num_idle = 0 if new else num_idle + 1
         if num_idle == HOPELESS:
-            raise ValueError(
-                f"the target writes no prompts that can be used in {HOPELESS * num_rows} tries: give `data`."
-            )
+            raise ValueError(f"the target writes no prompts that can be used in {HOPELESS * num_rows} tries: give `data`.")
         files.write(path, "".join(json.dumps({"prompt": text}, ensure_ascii=False) + "\n" for text in found))
         watch(len(found), num_prompts)
         if len(found) > 1 and is_over():

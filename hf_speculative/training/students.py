@@ -62,7 +62,5 @@ def _head_student(settings: Settings, target: PreTrainedModel, examples: Sequenc
         head = load_model(settings.value, dtype=torch.float32)
     student = student_of(head.to(target.device), target, settings.ttt_steps, settings.ttt_decay, settings.anchors)
     if settings.lora_rank is not None:
-        raise ValueError(
-            f"`lora_rank={settings.lora_rank}`: {settings.value} holds a head, no draft model: leave it out."
-        )
+        raise ValueError(f"`lora_rank={settings.lora_rank}`: {settings.value} holds a head, no draft model: leave it out.")
     return student

@@ -122,9 +122,7 @@ class Costs:
                 raise ValueError(f"`{name}={cost}` is no cost: give plain steps, 0 or more.")
         for nodes, more in enumerate(self.uneven, 1):
             if not -1e-9 <= self.start + self.verify * nodes + more < inf:  # rounding
-                raise ValueError(
-                    f"`uneven[{nodes - 1}]={more}` is no cost: {nodes} nodes have to take 0 steps or more."
-                )
+                raise ValueError(f"`uneven[{nodes - 1}]={more}` is no cost: {nodes} nodes have to take 0 steps or more.")
 
     def steps(self, passes: int, nodes: int, levels: int = 0) -> float:
         """The cost, in plain steps, of a round with `passes` draft passes that verifies `nodes` nodes of `levels` levels."""

@@ -27,9 +27,7 @@ class LosslessRule(Rule):
         raise NotImplementedError
 
 
-def draw_next_token(
-    draft: Draft, target_probs: Tensor, residual: Tensor, num_accepted: Tensor, sampler: Sampler
-) -> Tensor:
+def draw_next_token(draft: Draft, target_probs: Tensor, residual: Tensor, num_accepted: Tensor, sampler: Sampler) -> Tensor:
     """Draw the bonus token from p where the whole draft was kept, else from the residual at the first loss: `(batch,)`.
 
     Args:

@@ -181,9 +181,7 @@ def _table(mapping: str, newest: dict, older: list[dict]) -> str:
                 remarks.append(f"in {version['transformers']}: {OUTCOMES[outcome]}")
         text = "; ".join(remarks).replace("|", "\\|").replace("<", "&lt;")
         trees = {True: "exact", False: "chains only", None: ""}[one["trees"]]
-        lines.append(
-            f"| `{one['type']}` | {one['class']} | {OUTCOMES[one['outcome']]} | {trees} | {_passes(one)} | {text} |"
-        )
+        lines.append(f"| `{one['type']}` | {one['class']} | {OUTCOMES[one['outcome']]} | {trees} | {_passes(one)} | {text} |")
     return "\n".join(lines) + "\n"
 
 

@@ -16,9 +16,7 @@ MAKE_SCHEDULE = {
     schedules.Adaptive: lambda: schedules.Adaptive(6, 8, 3, costs=CHEAP),
     schedules.BestNodes: lambda: schedules.BestNodes(6, costs=CHEAP),
     schedules.Constant: lambda: schedules.Constant(3),
-    schedules.HybridSchedule: lambda: schedules.HybridSchedule(
-        schedules.Adaptive(4, 8, 3, costs=CHEAP), 8, costs=CHEAP
-    ),
+    schedules.HybridSchedule: lambda: schedules.HybridSchedule(schedules.Adaptive(4, 8, 3, costs=CHEAP), 8, costs=CHEAP),
     schedules.Heuristic: lambda: schedules.Heuristic(2),
     schedules.ConfidenceStop: lambda: schedules.ConfidenceStop(schedules.Constant(5), 0.2),
     schedules.AlignRows: lambda: schedules.AlignRows(schedules.Constant(4), max_lead=2),

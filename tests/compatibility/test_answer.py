@@ -24,9 +24,7 @@ def test_the_path_and_its_proof(model_type):
 
 def test_how_passes_run_and_why_no_faster(monkeypatch):
     monkeypatch.delenv("HF_SPECULATIVE_PASSES", raising=False)
-    found = {
-        name: hs.check(build("causal", name)).target.passes for name in ("llama", "qwen3_next", "bloom", "gpt_neo")
-    }
+    found = {name: hs.check(build("causal", name)).target.passes for name in ("llama", "qwen3_next", "bloom", "gpt_neo")}
     assert re.fullmatch(r"eager until they are compiled, .*by `hf-speculative compile`", found["llama"])
     assert found["qwen3_next"] == found["llama"]
     assert found["gpt_neo"] is None and "positions" in found["bloom"]

@@ -316,9 +316,7 @@ def test_it_begins_with_attach(target):
     learner = hs.Learner()
     with pytest.raises(ValueError, match="begins with `attach"):
         config = hs.SpeculativeConfig(learn=learner)
-        hs.generate(
-            target, **tiny.prompts(1), max_new_tokens=5, draft_model=draft_of(target), speculative_config=config
-        )
+        hs.generate(target, **tiny.prompts(1), max_new_tokens=5, draft_model=draft_of(target), speculative_config=config)
     hs.attach(target, draft_of(target), config=hs.SpeculativeConfig(learn=learner))
     target.generate(**tiny.prompts(1), max_new_tokens=5)
     assert learner.num_texts == 1

@@ -12,8 +12,7 @@ from hf_speculative.types import Batch
 from tests.support import blocks, distributions, heads, tiny
 from tests.support.cases import slow_but
 from tests.support.compared import compare_drafts
-from tests.support.plain import plain as plain_tokens
-from tests.support.plain import reproduces_plain, same_as_plain, takes_lanes
+from tests.support.plain import plain as plain_tokens, reproduces_plain, same_as_plain, takes_lanes
 
 
 class Target:
@@ -131,9 +130,7 @@ def test_a_confidence_head_ends_drafts(kind, folders, target, monkeypatch):
     assert {0, 2} < {*lengths}
 
 
-@pytest.mark.parametrize(
-    "kind", slow_but(["DFlash 2", "DSpark, rnn", "JetSpec", "DSpark, gated"], "DFlash 2", "DSpark, rnn")
-)
+@pytest.mark.parametrize("kind", slow_but(["DFlash 2", "DSpark, rnn", "JetSpec", "DSpark, gated"], "DFlash 2", "DSpark, rnn"))
 def test_trees_of_a_block(kind, folders, target, monkeypatch):
     """Levels come from the block, corrected by what is on the way to each node."""
     head = load_head(folders / kind)

@@ -129,9 +129,7 @@ def fresh(target, head, text, path):
     """Logits after `text` and draft tokens, without any cache of ours."""
     ids = torch.tensor([text])
     hidden = target(ids[:, :-1], output_hidden_states=True).hidden_states
-    states = head.fuse(
-        torch.cat([hidden[layer] for layer in head.config.layers_read(target.config.num_hidden_layers)], -1)
-    )
+    states = head.fuse(torch.cat([hidden[layer] for layer in head.config.layers_read(target.config.num_hidden_layers)], -1))
     weight = (head.embed_tokens or target.get_input_embeddings()).weight
     tokens, num = ids[:, 1:], len(text) - 1
     if head.config.is_parallel:

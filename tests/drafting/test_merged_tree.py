@@ -93,9 +93,7 @@ def test_rows_that_wait_and_sampling(schedule):
 
 
 #: after a token its neighbours, the first always likelier than the second
-NEIGHBOURS = {
-    token: {(token + n) % distributions.VOCAB: 0.5 / n for n in (1, 2)} for token in range(distributions.VOCAB)
-}
+NEIGHBOURS = {token: {(token + n) % distributions.VOCAB: 0.5 / n for n in (1, 2)} for token in range(distributions.VOCAB)}
 
 
 @pytest.mark.slow

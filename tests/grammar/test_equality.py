@@ -99,9 +99,7 @@ def test_each_way_to_draft(target, draft, tokenizer, sampled):
         assert same(target, call, plain=plain, **drafts).num_accepted_draft_tokens, name
 
 
-@pytest.mark.parametrize(
-    "how, num", [({}, 2), ({"whitespace_flexible": False}, 1), ({"whitespace_pattern": "[ \n]*"}, 4)]
-)
+@pytest.mark.parametrize("how, num", [({}, 2), ({"whitespace_flexible": False}, 1), ({"whitespace_pattern": "[ \n]*"}, 4)])
 def test_whitespace_of_schemas(target, tokenizer, how, num):
     schema = {"x-guidance": how, "type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     texts, found = ['{"a":1}', '{"a": 1}', '{"a":  1}', '{\n  "a": 1\n}'], []

@@ -81,9 +81,7 @@ def test_both_switches_train_as_without_a_draft(tmp_path, kind):
         found = _trained(kind, tmp_path, attached=True, **settings)
         assert found[0] == log and found[2] > 10
         assert all(torch.equal(ours, plain) for ours, plain in zip(found[1], weights, strict=True))
-    certain, (ours, _, num_accepted) = (
-        _trained(kind, tmp_path, attached, top_k=1, **BATCHED) for attached in (False, True)
-    )
+    certain, (ours, _, num_accepted) = (_trained(kind, tmp_path, attached, top_k=1, **BATCHED) for attached in (False, True))
     assert num_accepted > 10 and [reward for reward, _ in ours] == [reward for reward, _ in certain[0]]
     assert [loss for _, loss in ours] == pytest.approx([loss for _, loss in certain[0]], abs=1e-5)
 

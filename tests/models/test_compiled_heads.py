@@ -43,9 +43,7 @@ def accepts_the_same(target, inputs, **call):
     return compiled
 
 
-@pytest.mark.parametrize(
-    "name, attention", [*((name, "sdpa") for name in a_third(KINDS)), ("sliding windows", "eager")]
-)
+@pytest.mark.parametrize("name, attention", [*((name, "sdpa") for name in a_third(KINDS)), ("sliding windows", "eager")])
 def test_drafts_are_those_of_eager_passes(name, attention, emulated):
     """In rows of unequal length, some of which leave."""
     target, head = heads.made(name, attention)

@@ -80,9 +80,7 @@ def test_weights_of_a_few_numbers_are_not_written_into_the_file(tmp_path):
     """Layers share it; torch makes constants of up to eight numbers, such as the decays of as many heads."""
     models = (build("causal", "qwen3_5_text", seed=seed) for seed in (0, 1))
     one, other = (artifacts.files_of(model).parts[1] for model in models)
-    assert len(one.layer.linear_attn.A_log) <= 8 and not one.layer.linear_attn.A_log.equal(
-        other.layer.linear_attn.A_log
-    )
+    assert len(one.layer.linear_attn.A_log) <= 8 and not one.layer.linear_attn.A_log.equal(other.layer.linear_attn.A_log)
     exported.compile_to(tmp_path / "layer.pt2", one)
     with closing(CompiledPackage(tmp_path / "layer.pt2")) as package:
         compiled = exported.load(package, other)

@@ -179,9 +179,7 @@ def test_modules_that_a_copy_would_not_run(name):
     agrees(target, call, draft_model=draft, num_draft_tokens=4)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:You are calling .generate:UserWarning"
-)  # transformers 5.17 takes it to be on "meta"
+@pytest.mark.filterwarnings("ignore:You are calling .generate:UserWarning")  # transformers 5.17 takes it to be on "meta"
 def test_an_offloaded_table_of_positions(models):
     target, call = build("seq2seq", "bart"), prompts("seq2seq", models["bart"], 3) | GREEDY
     draft = drafts(target)["noisy"]

@@ -9,8 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, BartConfig, BartForCo
 
 from hf_speculative import models
 from hf_speculative.hf_compat import CACHE
-from hf_speculative.models import choose, probe, verified_types
-from hf_speculative.models import sharding as ranks
+from hf_speculative.models import choose, probe, sharding as ranks, verified_types
 from hf_speculative.models.probe import fits_ragged
 from tests.architectures.check import build
 from tests.support import tiny

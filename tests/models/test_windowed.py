@@ -13,8 +13,7 @@ from hf_speculative.drafting.draft_model import ROOM
 from hf_speculative.models import RaggedModel, WindowedModel
 from hf_speculative.models.windowed import NUM_FIRST
 from hf_speculative.types import Batch, Costs
-from tests.architectures.check import build
-from tests.architectures.check import prompts as inputs_of
+from tests.architectures.check import build, prompts as inputs_of
 from tests.support import tiny, tongues
 from tests.support.cases import slow_but
 from tests.support.compared import compared

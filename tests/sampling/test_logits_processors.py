@@ -211,9 +211,7 @@ def test_a_prompt_may_hold_what_cannot_be_generated(name):
     assert torch.equal(found, expected[..., :3]) and not torch.equal(found, scores[..., :3])
 
 
-@pytest.mark.parametrize(
-    "name", ["penalty", "ngram_2", "bias", "min_new_tokens", "forced_eos", "begin_suppress", "decay"]
-)
+@pytest.mark.parametrize("name", ["penalty", "ngram_2", "bias", "min_new_tokens", "forced_eos", "begin_suppress", "decay"])
 def test_rows_of_different_lengths_are_one_call(name, monkeypatch):
     calls, processor = [], MEMORYLESS[name]()
     own = type(processor).__call__

@@ -16,16 +16,7 @@ from transformers import GenerationConfig
 from hf_speculative import Draft, SpeculativeConfig
 from hf_speculative.call.options import read_options
 from hf_speculative.call.parts import make_schedule
-from hf_speculative.schedules import (
-    Adaptive,
-    BestNodes,
-    ConfidenceStop,
-    Constant,
-    Heuristic,
-    RoundCosts,
-    Timed,
-    round_costs,
-)
+from hf_speculative.schedules import Adaptive, BestNodes, ConfidenceStop, Constant, Heuristic, RoundCosts, Timed, round_costs
 from hf_speculative.schedules.evidence import Evidence
 from hf_speculative.schedules.round_costs import EDGES
 from hf_speculative.types import Costs

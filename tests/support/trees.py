@@ -185,11 +185,7 @@ def check_trees(model, inputs: Inputs | None = None, rtol: float = 1e-3, atol: f
             for column, node in enumerate(known):
                 path = path_to(parents[row], node)
                 ids = [*batch.tokens[row, pad:length].tolist(), *draft.tokens[row, path].tolist()]
-                fresh = (
-                    plain_logits(model, ids, pad)
-                    if inputs is None
-                    else decoder_logits(model, ids, inputs, batch.rows[row])
-                )
+                fresh = plain_logits(model, ids, pad) if inputs is None else decoder_logits(model, ids, inputs, batch.rows[row])
                 torch.testing.assert_close(found[row, column], fresh, rtol=rtol, atol=atol)
             paths.append(path_to(parents[row], generator.randint(-1, n - 1)))
         path = torch.tensor([path + [0] * (n - len(path)) for path in paths])

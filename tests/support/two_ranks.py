@@ -282,9 +282,7 @@ def windows_that_only_one_rank_has(rank):
     settings = {"max_new_tokens": 9, "pad_token_id": 0, "do_sample": False}
     expected = [MODELS["target"].generate(torch.tensor([ids]), **settings)[0, len(ids) :].tolist() for ids in mine]
     for draft in (MODELS["sharded draft"], None):
-        found = hs.generate_batches(
-            MODELS["sharded target"], mine, draft_model=draft, batch_size=2, window=2, **settings
-        )
+        found = hs.generate_batches(MODELS["sharded target"], mine, draft_model=draft, batch_size=2, window=2, **settings)
         assert [completion.new_ids for completion in found] == expected
 
 

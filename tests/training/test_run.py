@@ -11,9 +11,7 @@ from safetensors import SafetensorError
 
 import hf_speculative as hs
 from hf_speculative.distillation.sampling_params import SamplingParams
-from hf_speculative.training import arguments, deadline, wording
-from hf_speculative.training import card as cards
-from hf_speculative.training import trainer as trainer_module
+from hf_speculative.training import arguments, card as cards, deadline, trainer as trainer_module, wording
 from hf_speculative.training.acceptance import Meter
 from hf_speculative.training.deadline import Watch
 from hf_speculative.training.results import Point, Trained
@@ -115,9 +113,7 @@ def test_a_lora_on_a_draft_by_the_same_steps(trained, learn, tmp_path):
     assert again.kind == "draft model, LoRA of rank 2"
 
 
-@pytest.mark.parametrize(
-    ("free", "advice"), [(1.9, "has 1.90: train on more answers, or use that."), (1.2, "has 1.20.")]
-)
+@pytest.mark.parametrize(("free", "advice"), [(1.9, "has 1.90: train on more answers, or use that."), (1.2, "has 1.20.")])
 def test_what_it_brought_beside_a_draft_without_training(trained, free, advice):
     _, result, _ = trained
 

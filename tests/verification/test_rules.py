@@ -10,17 +10,7 @@ from hf_speculative import Draft, Rule, Verdict
 from hf_speculative.sampling.samplers import DRAWN, Greedy, Independent
 from hf_speculative.verification import RULES, BlockVerification, TokenVerification
 from hf_speculative.verification.residual import is_proposed, probability_of
-from tests.support.branching import (
-    BY_DISTRIBUTION,
-    EXACT,
-    WRONG,
-    Table,
-    bias,
-    extreme_pairs,
-    one_hot,
-    one_round,
-    pair,
-)
+from tests.support.branching import BY_DISTRIBUTION, EXACT, WRONG, Table, bias, extreme_pairs, one_hot, one_round, pair
 
 
 def expected_accepted(rule, p, q, gamma, **options):

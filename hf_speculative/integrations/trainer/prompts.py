@@ -34,9 +34,7 @@ def prompts_of(inputs: dict[str, Tensor], pad_token_id: int) -> dict[str, Tensor
         columns = torch.arange(ids.shape[1], device=ids.device)
         is_prompt = is_prompt & (columns < first_labels(labels)[:, None])
     if without := (~is_prompt.any(1)).nonzero().flatten().tolist():
-        raise ValueError(
-            f"rows {without} have no prompt: set its labels to {IGNORED}, or override `generation_inputs`."
-        )
+        raise ValueError(f"rows {without} have no prompt: set its labels to {IGNORED}, or override `generation_inputs`.")
     width = int(is_prompt.sum(1).max())
     order = is_prompt.int().argsort(dim=1, stable=True)[:, -width:]  # prompts to the right, in their order
     is_kept = is_prompt.gather(1, order)

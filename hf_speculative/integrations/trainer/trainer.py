@@ -99,9 +99,7 @@ class SpeculativeTrainerMixin(_Trainer):
         with self._calls_with(gen_kwargs) as forwarded:
             return super().predict(test_dataset, ignore_keys, metric_key_prefix, **forwarded)
 
-    def evaluation_loop(
-        self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"
-    ):
+    def evaluation_loop(self, dataloader, description, prediction_loss_only=None, ignore_keys=None, metric_key_prefix="eval"):
         """As `Trainer.evaluation_loop`, with the counts among the metrics."""
         if self._generates and self.compute_metrics is None:
             prediction_loss_only = None  # there is something to measure without references
@@ -109,9 +107,7 @@ class SpeculativeTrainerMixin(_Trainer):
         if not self.is_in_train:  # as the trainer casts the model
             dtype = torch.float16 if self.args.fp16_full_eval else torch.bfloat16 if self.args.bf16_full_eval else None
         with self._with_draft(dtype), record() as counted:
-            output = super().evaluation_loop(
-                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-            )
+            output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         counted.rows.clear()
         output.metrics.update(metrics(metric_key_prefix, gather_object([counted])))
         return output

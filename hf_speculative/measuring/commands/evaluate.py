@@ -142,9 +142,7 @@ def _load(settings: Options):
         if DRAFTS.is_method(name) or holds_tables(name):
             continue
         if DRAFTS.split(checked("draft_model", name))[1] is not None:
-            raise ValueError(
-                f"--draft-model {name}: several sources at once are not measured: give the option for each."
-            )
+            raise ValueError(f"--draft-model {name}: several sources at once are not measured: give the option for each.")
         with naming("--draft-model", name):
             check_name(name)  # before the target takes minutes to load
     target, tokenizer = load_target("--model", settings.model, settings.machine)
