@@ -17,8 +17,7 @@ from ..heads.eagle3_config import speculators_config
 from ..heads.files import of_target
 from ..models.masks import AttentionLayers
 from .head_student import SPECIAL, HeadStudent, layer_fields, num_layers, take_output_layer
-from .student import Prediction
-from .teacher import TeacherOutputs
+from .teacher import Prediction, TeacherOutputs
 
 #: one layer of the head for six of the target's, at most five, as published heads have
 TARGET_LAYERS_PER_LAYER, MOST_LAYERS = 6, 5

@@ -14,8 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from ..heads.eagle3 import Eagle3Model
 from ..heads.eagle3_config import Eagle3Config, default_layers, speculators_config
 from .head_student import HeadStudent, layer_fields, num_layers, take_output_layer
-from .student import Prediction
-from .teacher import TeacherOutputs
+from .teacher import Prediction, TeacherOutputs
 
 #: with fewer layers, the usual ones would not be three
 LEAST_LAYERS = 6

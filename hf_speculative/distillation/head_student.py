@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..heads import write_head
 from ..heads.files import members
-from .student import Student
+from .teacher import Student
 
 #: fields of a target's config that the layers of its head share: required ones, others, and special tokens
 NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")

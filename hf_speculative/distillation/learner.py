@@ -31,13 +31,10 @@ from ..models import device_of, is_sharded, is_tested_multimodal, max_positions_
 from ..models.loading import load_model
 from ..reports import files
 from ..types import Batch
-from .draft_student import check_fits
-from .examples import Collator, Example
-from .kinds import student_of
+from .kinds import check_fits, student_of
 from .objective import LOSSES, Objective, acceptance, agreement
 from .sampling_params import SamplingParams
-from .student import Student
-from .teacher import Teacher, TeacherOutputs
+from .teacher import Collator, Example, Student, Teacher, TeacherOutputs
 
 #: texts of a step, few so that its pause is short, and the most tokens of each
 TEXTS, MAX_LENGTH = 2, 512

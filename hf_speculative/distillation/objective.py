@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from .sampling_params import SamplingParams
-from .student import Prediction, Student
-from .teacher import TeacherOutputs
+from .teacher import Prediction, Student, TeacherOutputs
 
 #: numbers of logits in a piece. On a CPU, they and what is made of them stay in its caches.
 ON_CPU, ELSEWHERE = 1 << 17, 1 << 26

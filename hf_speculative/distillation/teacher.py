@@ -1,14 +1,19 @@
-"""The target as a teacher: its distributions and hidden states, computed in process and kept for one step."""
+"""The target as a teacher, what it teaches, and the interface of its students.
 
-from collections.abc import Mapping
+Its distributions and hidden states are computed in process and kept for one step.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..call.prompts import padded
 from ..models import without_dropout
 from ..models.states import asked_for, joined
 
@@ -79,3 +84,103 @@ class Teacher:
         counted = torch.zeros_like(labels, dtype=torch.bool)
         counted[:, :-1] = labels[:, 1:] != -100
         return counted
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Guesses of the target's distributions.
+
+    Attributes:
+        logits: `(batch, n, drafted)`, over the student's vocabulary.
+        positions: `(batch, n)`, where in the text stands the distribution that is guessed. Guesses of what belongs to no answer
+            do not count.
+        weights: `(batch, n)`, of the loss of each guess; 0: it does not count.
+    """
+
+    logits: Tensor
+    positions: Tensor
+    weights: Tensor
+
+    @classmethod
+    def along(cls, logits: Tensor, ahead: int = 0, weight: float = 1.0) -> "Prediction":
+        """Predictions at each place of a text, `ahead` positions ahead."""
+        num_guesses = logits.shape[1]
+        positions = torch.arange(ahead, ahead + num_guesses, device=logits.device).expand(len(logits), -1)
+        return cls(logits, positions, torch.full_like(positions, weight, dtype=torch.float32))
+
+
+class Student:
+    """A draft in training.
+
+    Attributes:
+        module: what the Trainer trains; its forward takes `inputs(lesson)`.
+        kind: what the card calls it.
+        hidden_layers: hidden states of the target that it reads, as `RecordingModel` counts them.
+        vocabulary: `(drafted,)` target ids of its logits; `None`: the first `drafted` ids, in order.
+        max_draft_tokens: the longest draft that it was made for; `None` for any.
+        generator: what it draws random numbers from; `None`: torch's global one.
+    """
+
+    module: nn.Module
+    kind: str
+    hidden_layers: tuple[int, ...] = ()
+    vocabulary: Tensor | None = None
+    max_draft_tokens: int | None = None
+    generator: torch.Generator | None = None
+
+    def inputs(self, lesson: TeacherOutputs) -> dict[str, Any]:
+        """Keywords of the module's forward."""
+        raise NotImplementedError
+
+    def predictions(self, outputs: Any, lesson: TeacherOutputs) -> list[Prediction]:
+        """What the module's forward guesses."""
+        raise NotImplementedError
+
+    def draft(self) -> PreTrainedModel:
+        """What `draft_model=` takes, with the weights as they are now."""
+        raise NotImplementedError
+
+    def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        """Writes what `draft_model=` loads."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt and its answer, as ids."""
+
+    prompt_ids: tuple[int, ...]
+    new_ids: tuple[int, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_ids) + len(self.new_ids)
+
+    def cut(self, max_length: int) -> "Example":
+        """The first `max_length` tokens."""
+        return Example(self.prompt_ids[:max_length], self.new_ids[: max(0, max_length - len(self.prompt_ids))])
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Examples as one right-padded batch; answers are the labels."""
+
+    pad: int = 0
+
+    def __call__(self, examples: Sequence[Example]) -> dict[str, Tensor]:
+        ids, mask = padded([[*one.prompt_ids, *one.new_ids] for one in examples], self.pad, left=False)
+        starts = torch.tensor([[len(one.prompt_ids)] for one in examples])
+        is_answer = mask.bool() & (torch.arange(ids.shape[1]) >= starts)
+        return {"input_ids": ids, "attention_mask": mask, "labels": ids.where(is_answer, -100)}
+
+
+def unique(examples: Sequence[Example], max_length: int) -> list[Example]:
+    """Each text once, cut to `max_length`, without those whose prompt alone fills that."""
+    found = dict.fromkeys(example.cut(max_length) for example in examples)
+    return [example for example in found if example.new_ids]
+
+
+def token_counts(examples: Sequence[Example], vocab_size: int) -> Tensor:
+    """How often each token is one of an answer, `(vocab,)`."""
+    ids = torch.tensor([token for example in examples for token in example.new_ids], dtype=torch.long)
+    return torch.bincount(ids, minlength=vocab_size)

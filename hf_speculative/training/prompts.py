@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..distillation.examples import Example
+from ..distillation.teacher import Example
 from ..measuring.inputs import Prompts, prompts_of, read_row
 from ..measuring.journal import BadRow
 from ..measuring.rows import Reader, read_rows, reader

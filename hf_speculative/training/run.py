@@ -12,13 +12,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 
 from ..call import checks
 from ..call.attached import own_generate
-from ..distillation.examples import Collator, Example, unique
-from ..distillation.student import Student
-from ..distillation.teacher import Teacher
+from ..distillation.teacher import Collator, Example, Student, Teacher, unique
 from ..drafting.tables import TablesSource
 from ..generation import attach, detach
-from ..measuring.fingerprint import fingerprint
 from ..measuring.inputs import Prompts
+from ..measuring.plan import fingerprint
 from ..measuring.processes import Processes
 from ..models import num_parameters
 from ..reports import files
@@ -29,10 +27,9 @@ from ..tokenizers.chat import chat_keywords, speaks_chat
 from ..tokenizers.loading import tokenizer_of
 from . import card, students
 from .acceptance import Meter
-from .answers import answer, header_of, read_answers
+from .answers import PROMPTS, answer, header_of, read_answers, write_prompts
 from .arguments import defaults, last_checkpoint, step_of, texts_of_a_pass
 from .deadline import ANSWERING, MEASUREMENT, PROMPTING, Deadline, Pace, Watch
-from .own_prompts import PROMPTS, write_prompts
 from .prompts import Data, read_data
 from .results import FILE, Point, Trained, name_of, point_of
 from .settings import TABLES, Settings

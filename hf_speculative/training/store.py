@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ..distillation.head_student import num_layers
 from ..distillation.teacher import Teacher, TeacherOutputs
-from ..measuring.fingerprint import fingerprint
+from ..measuring.plan import fingerprint
 from ..reports import files
 
 

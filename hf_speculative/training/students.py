@@ -7,12 +7,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..distillation.dflash_student import BLOCKS, new_block
-from ..distillation.draft_student import DraftStudent, check_layers, truncated
 from ..distillation.eagle3_student import new_head
-from ..distillation.examples import Example, token_counts
-from ..distillation.kinds import student_of
-from ..distillation.student import Student
-from ..distillation.teacher import Teacher
+from ..distillation.kinds import DraftStudent, check_layers, student_of, truncated
+from ..distillation.teacher import Example, Student, Teacher, token_counts
 from ..heads import layout_of
 from ..models.loading import auto_class_for, load_model
 from ..tokenizers.loading import tokenizer_of_draft

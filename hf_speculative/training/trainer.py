@@ -12,8 +12,7 @@ from transformers import Trainer, TrainerState
 
 from ..distillation.objective import LOSSES, Objective
 from ..distillation.sampling_params import SamplingParams
-from ..distillation.student import Student
-from ..distillation.teacher import Teacher
+from ..distillation.teacher import Student, Teacher
 from ..hf_compat.training import LengthGroupedSampler
 from ..reports.timing import timed
 from .acceptance import Meter

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..distillation.examples import Example
+from ..distillation.teacher import Example
 from ..drafting.proposers import NUM_SUCCESSORS
 from ..drafting.suffix.store import SuffixStore
 from ..drafting.tables import Tables

@@ -6,9 +6,9 @@ from safetensors.torch import load_file
 
 import hf_speculative as hs
 from hf_speculative.distillation.dflash_student import DFlashStudent, new_block
-from hf_speculative.distillation.draft_student import DraftStudent, truncated
 from hf_speculative.distillation.eagle3_student import Eagle3Student, new_head
 from hf_speculative.distillation.head_student import layer_fields
+from hf_speculative.distillation.kinds import DraftStudent, truncated
 from hf_speculative.distillation.teacher import Teacher
 from tests.support import lessons, tiny
 

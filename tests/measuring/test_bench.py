@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative.distillation.examples import Example
+from hf_speculative.distillation.teacher import Example
 from hf_speculative.measuring import bench
 from hf_speculative.measuring.render import suites as suite_tables
 from hf_speculative.measuring.results import FEWEST_TOKENS

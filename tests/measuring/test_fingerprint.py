@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LogitsProcessor
 
-from hf_speculative.measuring.fingerprint import fingerprint
+from hf_speculative.measuring.plan import fingerprint
 from tests.support import tiny
 
 

@@ -4,11 +4,10 @@ import torch
 from transformers import TrainingArguments
 
 from hf_speculative.distillation.dflash_student import DFlashStudent, new_block
-from hf_speculative.distillation.draft_student import DraftStudent
 from hf_speculative.distillation.eagle3_student import Eagle3Student, new_head
-from hf_speculative.distillation.examples import Collator, Example
+from hf_speculative.distillation.kinds import DraftStudent
 from hf_speculative.distillation.sampling_params import SamplingParams
-from hf_speculative.distillation.teacher import Teacher
+from hf_speculative.distillation.teacher import Collator, Example, Teacher
 from hf_speculative.training.acceptance import Meter
 from hf_speculative.training.settings import Settings
 from hf_speculative.training.trainer import DraftTrainer

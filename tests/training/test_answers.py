@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from hf_speculative.distillation.examples import Example, token_counts, unique
 from hf_speculative.distillation.sampling_params import SamplingParams
+from hf_speculative.distillation.teacher import Example, token_counts, unique
 from hf_speculative.training import answers
 from hf_speculative.training.answers import answer, header_of, read_answers
 from hf_speculative.training.settings import Settings

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import hf_speculative as hs
-from hf_speculative.training import own_prompts
-from hf_speculative.training.own_prompts import write_prompts
+from hf_speculative.training import answers
+from hf_speculative.training.answers import write_prompts
 from hf_speculative.training.settings import Settings
 
 TEMPLATE = (
@@ -56,14 +56,14 @@ def test_a_chat_model_writes_turns_of_its_user(pair, tmp_path, monkeypatch):
     target, tokenizer = pair[0], hs.embedded_pair()[2]
     tokenizer.chat_template = TEMPLATE
     asked = []
-    real = own_prompts.generate
+    real = answers.generate
 
     def noted(model, ids, **kwargs):
         asked.append(tokenizer.decode(ids[0]))
         return real(model, ids, **kwargs | {"eos_token_id": 0, "min_new_tokens": 6, "max_new_tokens": 30})
 
-    monkeypatch.setattr(own_prompts, "generate", noted)
-    monkeypatch.setattr(own_prompts, "_text", lambda row, *_: tokenizer.decode(row).strip())
+    monkeypatch.setattr(answers, "generate", noted)
+    monkeypatch.setattr(answers, "_text", lambda row, *_: tokenizer.decode(row).strip())
     write_prompts(target, tokenizer, tmp_path / "p.jsonl", num(3))
     found = lines(tmp_path / "p.jsonl")
     assert asked[0] == "def user" and len(found) == 3
@@ -73,7 +73,7 @@ def test_a_chat_model_writes_turns_of_its_user(pair, tmp_path, monkeypatch):
 
 def test_what_cannot_write_prompts_says_so(pair, tmp_path, monkeypatch):
     target, tokenizer = pair[0], hs.embedded_pair()[2]
-    monkeypatch.setattr(own_prompts, "_text", lambda *_: None)
+    monkeypatch.setattr(answers, "_text", lambda *_: None)
     with pytest.raises(ValueError, match=r"writes no prompts that can be used in 128 tries: give `data`"):
         write_prompts(target, tokenizer, tmp_path / "p.jsonl", num(3))
     tokenizer.chat_template = "{{ raise_exception('no users here') }}"

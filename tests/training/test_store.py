@@ -6,9 +6,8 @@ from unittest.mock import Mock, patch
 import pytest
 import torch
 
-from hf_speculative.distillation.examples import Collator
 from hf_speculative.distillation.sampling_params import SamplingParams
-from hf_speculative.distillation.teacher import Teacher
+from hf_speculative.distillation.teacher import Collator, Teacher
 from hf_speculative.training.store import StoredTeacher
 from tests.support import lessons, tiny
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from hf_speculative.distillation.draft_student import DraftStudent
+from hf_speculative.distillation.kinds import DraftStudent
 from hf_speculative.distillation.sampling_params import SamplingParams
 from hf_speculative.training.trainer import NotFinite
 from tests.support import lessons, tiny

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative.distillation.examples import Example
+from hf_speculative.distillation.teacher import Example
 from hf_speculative.drafting.tables import STORE, SUCCESSORS, Tables, TablesSource, holds_tables
 from hf_speculative.training import Settings, train
 from hf_speculative.training.warm_tables import learn_tables
