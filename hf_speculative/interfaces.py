@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from .types import Batch, Costs, Draft, Nodes, Round, Tree, Verdict
+from .types import Batch, Costs, Draft, Few, Nodes, Round, Tree, Verdict
 
 #: the schedule of a part of the drafts, and the number of tokens for each row
 Part: TypeAlias = "tuple[Schedule, list[int]]"
@@ -158,6 +158,7 @@ class Sampler:
             no more than forbid some tokens, see `num_allowed`.
         proposes_likeliest: draft tokens of this round are not drawn, but the likeliest of their distributions, which `propose`
             gives beside them (`Draft.likeliest_of`).
+        narrows: the target's scores and distributions may be of `Few` tokens, those that can be drawn.
     """
 
     vocab_size: int
@@ -169,6 +170,7 @@ class Sampler:
     measures_drafts: bool = False
     proposes_argmax: bool = False
     proposes_likeliest: bool = False
+    narrows: bool = False
 
     def begin_round(self, batch: Batch) -> None:
         """Which rows are running, and where they are."""
@@ -183,7 +185,7 @@ class Sampler:
         """Of each row of `tokens (batch, n)`, where logits are largest, how many come before a forbidden one; `None`: all."""
         return None
 
-    def target_scores(self, batch: Batch, logits: Tensor) -> Tensor:
+    def target_scores(self, batch: Batch, logits: Tensor) -> Tensor | Few:
         """Processed float32 logits `(batch, k + 1, vocab)` of the target's pass."""
         raise NotImplementedError
 
@@ -202,7 +204,7 @@ class Sampler:
         """The distribution that `scores (..., vocab)` stand for, float32."""
         raise NotImplementedError
 
-    def target_probs(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+    def target_probs(self, scores: Tensor | Few) -> tuple[Tensor | Few, Tensor]:
         """The target's distributions `(batch, k + 1, vocab)`, and which of them really are some, `(batch, k + 1)` bool.
 
         NaN, infinity or nothing allowed: there plain `generate` raises, and so do we, once the text gets there without a stop.
@@ -241,7 +243,7 @@ class Stopping:
     #: an answer may depend on more than the tokens, on the clock for instance
     may_differ_between_ranks: bool = False
 
-    def cut(self, batch: Batch, tokens: list[list[int]], scores: Tensor) -> list[bool]:
+    def cut(self, batch: Batch, tokens: list[list[int]], scores: Tensor | Few) -> list[bool]:
         """Cut the new `tokens` of each row, in place, after the first that ends it; which rows are done.
 
         Token i was chosen at position i of `scores (batch, k + 1, vocab)`.

@@ -16,7 +16,7 @@ from ..sampling.samplers import CHOSEN, Coupled, Greedy, Independent, ProcessedS
 from ..schedules import SCHEDULE_NAMES, ConfidenceStop
 from ..schedules.wrapped import WrappedSchedule
 from ..types import Batch
-from ..verification import BlockVerification, Measured, SampledVerification, rule_for
+from ..verification import RULES, BlockVerification, Measured, Narrowed, SampledVerification, rule_for
 from . import checks
 from .configuration import Options, SpeculativeConfig
 from .output import output_names
@@ -147,4 +147,5 @@ def may_branch(drafter: Drafter, model: PreTrainedModel, target: CachedModel, sa
 def make_rule(own: SpeculativeConfig, sampler: Sampler, drafter: Drafter) -> Rule:
     one_hot = sampler.one_hot_proposals or drafter.one_hot_proposals
     rule = rule_for(own.rule) or (SampledVerification() if one_hot else BlockVerification())
-    return Measured(rule) if rule.reads_draft_probs and sampler.measures_drafts else rule
+    judge = Measured(rule) if rule.reads_draft_probs and sampler.measures_drafts else rule
+    return Narrowed(judge) if type(rule) in RULES.values() else judge  # others may look for tokens by their ids

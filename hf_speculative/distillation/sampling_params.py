@@ -44,7 +44,7 @@ class SamplingParams:
         """Log-probabilities of the target's `logits (n, vocab)`, float32; -inf for what is cut off."""
         from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-        from ..sampling.top_p import top_p
+        from ..sampling.likeliest import top_p
 
         scores = logits.float() / self.softness  # in the order in which transformers' `generate` has these
         if self.top_k > 0:

@@ -13,7 +13,9 @@ of three treatments, in the order of the list:
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -21,12 +23,12 @@ from torch import Tensor
 
 from ..grammar.processor import GrammarProcessor
 from ..hf_compat import logits_process as hf
-from ..types import Batch, Guide
+from ..types import Batch, Few, Guide
 from .guidance import Guidance
+from .likeliest import few_by_top_k, top_k_then_p, top_p
 from .prefixes import Prefixes, Reach
 from .stateful import Memories
 from .stateless import MEMORYLESS
-from .top_p import top_k_then_p, top_p
 
 CONTEXT_FREE = (
     hf.TemperatureLogitsWarper,
@@ -41,6 +43,8 @@ CONTEXT_FREE = (
     hf.LogitNormalization,
     hf.SuppressTokensLogitsProcessor,
 )
+#: what leaves few tokens
+BY_TOP_K = [hf.TopKLogitsWarper], [hf.TopKLogitsWarper, hf.TopPLogitsWarper]
 
 
 class Processors:
@@ -95,6 +99,16 @@ class Processors:
         for grammar in grammars:
             grammar.begin([len(prompt) for prompt in prompts])
         return grammars[0].walks.get if grammars else lambda row: None
+
+    def few(self, logits: Tensor) -> Few | None:
+        """What is left of `logits (batch, n, vocab)` by temperature, top-k and top-p, if these are all there is."""
+        processors = [one for step in self.steps for one in getattr(step, "processors", [step])]
+        scaling = [*takewhile(lambda one: type(one) is hf.TemperatureLogitsWarper, processors)]
+        filters = processors[len(scaling) :]
+        if [type(one) for one in filters] not in BY_TOP_K or self.guidance is not None:
+            return None
+        few = few_by_top_k(scaling, filters, logits.flatten(0, 1))
+        return few and replace(few, values=few.values.unflatten(0, logits.shape[:2]))
 
     @property
     def draft_may_follow(self) -> bool:

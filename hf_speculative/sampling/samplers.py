@@ -7,6 +7,7 @@ Every random decision is `bernoulli` or `categorical`, so that a test can put a 
 """
 
 from collections.abc import Hashable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch.nn import functional
 
 from ..forwarding import Forwarded
 from ..interfaces import Sampler
-from ..types import Batch, Tree
+from ..types import Batch, Few, Tree
 from .draws import exponential_race, inverse_transform, race_of_possible
 from .logits_processors import Processors
 
@@ -76,7 +77,9 @@ class ProcessedSampler(Sampler):
     def end_round(self, batch: Batch, tokens: list[list[int]], chances: tuple[float, float] | None = None) -> None:
         self.processors.commit(batch, [len(new) for new in tokens])
 
-    def target_scores(self, batch: Batch, logits: Tensor) -> Tensor:
+    def target_scores(self, batch: Batch, logits: Tensor) -> Tensor | Few:
+        if self.narrows and (few := self.processors.few(logits)) is not None:
+            return few
         # Float32 before temperature and softmax, as plain generate.
         scores = logits.to(torch.float32, copy=self.processors.write_in_place)
         return self.processors(batch, scores, ahead=0, is_draft=False)
@@ -92,7 +95,9 @@ class ProcessedSampler(Sampler):
         """NaN throughout where `scores` stand for no distribution."""
         return scores.softmax(-1)
 
-    def target_probs(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+    def target_probs(self, scores: Tensor | Few) -> tuple[Tensor | Few, Tensor]:
+        if isinstance(scores, Few):
+            return replace(scores, values=self.probs(scores.values)), torch.ones(scores.values.shape[:-1], dtype=torch.bool)
         probs = self.probs(scores)
         # A uniform one stands for what is none, so that a rule leads there as often as plain decoding does.
         return self._guessed(probs), ~probs[..., 0].isnan()
@@ -142,9 +147,15 @@ class Greedy(ProcessedSampler):
     def probs(self, scores: Tensor) -> Tensor:
         return torch.zeros_like(scores).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
 
-    def target_probs(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+    def target_probs(self, scores: Tensor | Few) -> tuple[Tensor | Few, Tensor]:
+        if isinstance(scores, Few):
+            return super().target_probs(scores)
         # An argmax is there whatever the scores are: one-hot is never no distribution.
-        return self.probs(scores), torch.ones(scores.shape[:-1], dtype=torch.bool, device=scores.device)
+        are_valid = torch.ones(scores.shape[:-1], dtype=torch.bool, device=scores.device)
+        if not self.narrows or scores.device.type != "cpu":
+            return self.probs(scores), are_valid
+        ids, places = scores.argmax(-1).unique(return_inverse=True)
+        return Few(functional.one_hot(places, len(ids) + 1).float(), ids, self.vocab_size), are_valid
 
     def confidences(self, scores: Tensor, ahead: int) -> Tensor:
         return super().confidences(SHARPNESS * scores, ahead)
@@ -239,6 +250,12 @@ class Coupled(ProcessedSampler):
         super().end_round(batch, tokens)
         self.num_steps = max(self.num_steps, *(s + len(new) for s, new in zip(self.steps, tokens, strict=True)))
 
+    def target_probs(self, scores: Tensor | Few) -> tuple[Tensor | Few, Tensor]:
+        probs, are_valid = super().target_probs(scores)
+        if isinstance(probs, Few):
+            self.few = probs.ids
+        return probs, are_valid
+
     def finish(self, most_steps: int | None = None) -> None:
         """Leave the generator where plain decoding leaves it: one draw a step, whatever was looked at ahead."""
         num_steps = self.num_steps if most_steps is None else min(most_steps, self.num_steps)
@@ -254,6 +271,8 @@ class Coupled(ProcessedSampler):
             depths = [range(probs.shape[1])] * len(probs) if tree is None else tree.depths.tolist()
             places = zip(self.rows, self.steps, depths, strict=True)
             noises = [self.noise_of(step + ahead + depth)[row] for row, step, own in places for depth in own]
+            if probs.shape[2] < self.vocab_size:  # of `few`
+                noises = [functional.pad(noise[self.few], (0, 1), value=1.0) for noise in noises]
             races = map(race_of_possible, probs.flatten(0, 1), noises)
             return torch.tensor(list(races)).view(probs.shape[:2])
         noise = self._noise(ahead, probs.shape[1] if tree is None else tree.depth + 1)

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 
 from ..interfaces import Stopping
-from ..types import NO_TOKEN, Batch, NoDistribution
+from ..types import NO_TOKEN, Batch, Few, NoDistribution, dense
 from .copying import clone
 from .stateful import StatefulProcessors
 
@@ -58,7 +58,7 @@ class CriteriaStopping(Stopping):
         """Anything but the maximum length may end one row before another."""
         return not self.goes_on and bool(self.eos or self.stop_strings or self.others)
 
-    def cut(self, batch: Batch, tokens: list[list[int]], scores: Tensor) -> list[bool]:
+    def cut(self, batch: Batch, tokens: list[list[int]], scores: Tensor | Few) -> list[bool]:
         """Cut the new `tokens` of each row, in place, after the first that ends it; which rows are done.
 
         Raises:
@@ -84,7 +84,7 @@ class CriteriaStopping(Stopping):
         ends = [self.end, self.max_length]
         return [any(end is not None and length >= end for end in ends) for length in batch.host_lengths]
 
-    def _cut_row(self, batch: Batch, b: int, row: int, new: list[int], scores: Tensor, string_hits) -> bool:
+    def _cut_row(self, batch: Batch, b: int, row: int, new: list[int], scores: Tensor | Few, string_hits) -> bool:
         before = batch.host_lengths[b] - len(new)
         for i, token in enumerate(new):
             length = before + i + 1
@@ -119,7 +119,7 @@ class CriteriaStopping(Stopping):
             hits.update(place for place, is_hit in zip(places, found, strict=True) if is_hit)
         return hits
 
-    def _ask_others(self, batch: Batch, b: int, row: int, end: int, score: Tensor) -> bool:
+    def _ask_others(self, batch: Batch, b: int, row: int, end: int, score: Tensor | Few) -> bool:
         """The user's own criteria, each row with copies of its own, once a token and in order, until the first hit.
 
         A row's copy sees a batch as large as plain `generate`'s, in which every row is that one. A criterion with a memory
@@ -131,7 +131,7 @@ class CriteriaStopping(Stopping):
             self.copies[row] = self.others if self.users is None else clone(self.users.copies)
         scores = None
         if self.scores is not None:
-            self.scores[row].append(score.clone().expand(self.batch_size, -1))
+            self.scores[row].append(dense(score).clone().expand(self.batch_size, -1))
             scores = tuple(self.scores[row])
         ids = batch.tokens[b, None, :end].expand(self.batch_size, -1)
         # All are asked, not just until the first True: each of them advances, as in plain generate.

@@ -4,6 +4,7 @@
 """
 
 from .batch import NO_TOKEN, Batch, Draft, along_path, columns_from
+from .few import Few, dense
 from .guide import Guide
 from .prefixes import Prefix, shared_prefixes
 from .rounds import Appended, Costs, NoDistribution, Round, Verdict

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -272,7 +273,7 @@ class Draft:
         return functional.pad(self.probs, (0, more)) if more else self.probs  # else a copy of all of it
 
 
-def along_path(draft: Draft, verdict: Verdict, *of_positions: Tensor) -> tuple[Draft, Verdict, tuple[Tensor, ...]]:
+def along_path(draft: Draft, verdict: Verdict, *of_positions: Any) -> tuple[Draft, Verdict, tuple[Any, ...]]:
     """The path of a tree that was kept, as a chain; of `of_positions (batch, k + 1, ...)`, what stands at its positions.
 
     On a CPU only as far as the longest path that was accepted: no distribution is copied for nothing.

@@ -5,6 +5,8 @@ from math import inf, nan
 
 from torch import Tensor
 
+from .few import Few, dense
+
 
 class NoDistribution(RuntimeError):
     """The target's logits are no distribution to draw the next token from; plain `generate` raises a `RuntimeError` as well."""
@@ -60,7 +62,7 @@ class Round:
         num_from_draft: how many of `tokens` came from the draft.
         done: rows that end with this round.
         logits: `(batch, k + 1, vocab)` the target's logits; position i is the one that token i was chosen at.
-        scores: the same after every logits processor.
+        processed: the same after every logits processor, `scores`, as the sampler has them.
         acceptance_prob: for each draft token proposed, `Verdict.acceptance_prob`.
     """
 
@@ -70,8 +72,13 @@ class Round:
     num_from_draft: list[int]
     done: list[bool]
     logits: Tensor = field(repr=False)
-    scores: Tensor = field(repr=False)
+    processed: Tensor | Few = field(repr=False)
     acceptance_prob: list[list[float]] = field(default_factory=list)
+
+    @property
+    def scores(self) -> Tensor:
+        """The logits after every logits processor, `(batch, k + 1, vocab)`."""
+        return dense(self.processed)
 
     @property
     def num_accepted(self) -> list[int]:

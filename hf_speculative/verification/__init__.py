@@ -3,6 +3,7 @@
 from ..interfaces import Rule
 from .block import BlockVerification
 from .measured import Measured
+from .narrowed import Narrowed
 from .sampled import SampledVerification
 from .token import TokenVerification
 

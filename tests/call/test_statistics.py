@@ -16,7 +16,7 @@ from tests.support.plain import ours
 
 def rounds():
     """Two rows: the prompt's pass, then 3 drafted: 3 and 1 accepted; then row 1 alone, cut by a stop inside the block."""
-    none = {"logits": None, "scores": None}
+    none = {"logits": None, "processed": None}
     return [
         Round([0, 1], [[5], [6]], [0, 0], [0, 0], [False, False], **none),
         Round([0, 1], [[1, 2, 3, 4], [1, 9]], [3, 3], [3, 1], [True, False], **none),

@@ -1,12 +1,13 @@
-"""top-p without sorting gives what transformers gives, bit for bit."""
+"""Top-k and top-p without sorting give what transformers gives, bit for bit."""
 
 import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from hf_speculative.sampling.likeliest import few_by_top_k, likeliest_of, top_k_then_p, top_p
 from hf_speculative.sampling.logits_processors import Processors
 from hf_speculative.sampling.samplers import DRAWN, Independent
-from hf_speculative.sampling.top_p import top_k_then_p, top_p
+from hf_speculative.types import dense
 
 VOCAB = 17_000
 
@@ -86,3 +87,38 @@ def test_draws_by_probability_and_never_what_has_none():
     assert counts.sum() == 20_000
     expected = torch.tensor([5_000.0, 10_000, 5_000])
     assert ((counts - expected).square() / expected).sum() < 13.8, "chi-squared, 2 degrees of freedom, 0.1 %"
+
+
+@pytest.mark.parametrize("num", [1, 7, 50, 300])
+@pytest.mark.parametrize("kind", SCORES)
+def test_the_likeliest_are_those_of_topk(kind, num):
+    for scores in (SCORES[kind], SCORES[kind][:, :-23], SCORES[kind].bfloat16()):
+        values, ids = likeliest_of(scores, num)
+        assert torch.equal(values.nan_to_num(9.0), scores.topk(num).values.nan_to_num(9.0))
+        assert torch.equal(scores.gather(1, ids).nan_to_num(9.0), values.nan_to_num(9.0))
+        assert all(len(row.unique()) == num for row in ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("threshold", [None, 0.3, 0.95])
+@pytest.mark.parametrize("kind", SCORES)
+def test_the_few_that_are_left_are_those_of_transformers(kind, threshold, dtype):
+    logits = SCORES[kind].to(dtype)
+    for num, options in ((1, {}), (50, {}), (50, {"min_tokens_to_keep": 60})):
+        filters = [TopKLogitsWarper(num, **options), *([TopPLogitsWarper(threshold, **options)] if threshold else [])]
+        expected = logits.float()
+        for processor in (TemperatureLogitsWarper(0.8), *filters):
+            expected = processor(None, expected)
+        few = few_by_top_k([TemperatureLogitsWarper(0.8)], filters, logits)
+        if kind in ("flat", "peaked", "high") and dtype == torch.float32:
+            assert len(few.ids) <= 4 * filters[0].top_k
+        assert few is None or torch.equal(dense(few), expected)
+
+
+def test_what_cannot_be_told_from_the_likeliest_is_left_to_transformers():
+    few = lambda *filters, logits=SCORES["peaked"]: few_by_top_k([], filters, logits)  # noqa: E731
+    assert few(TopKLogitsWarper(50)) is not None
+    assert few(TopKLogitsWarper(50, filter_value=-5.0)) is None
+    assert few(TopKLogitsWarper(VOCAB // 4)) is None
+    assert few(TopKLogitsWarper(50), logits=SCORES["no distribution"]) is None
+    assert few(TopKLogitsWarper(50), logits=torch.zeros(2, VOCAB)) is None, "all are equally likely"
