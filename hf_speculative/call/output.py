@@ -98,13 +98,14 @@ class Output(Rows):
         self.kept_layers: dict[str, list[list[tuple]]] = {name: [[] for _ in range(batch_size)] for name in target.keep}
 
     def follow(self, round: Round) -> None:
+        found = {name: getattr(round, name) for name in self.kept}
         for b, row in enumerate(round.rows):
             newest = self.input_ids.shape[1] + len(self.new_tokens[row]) - 1  # the column the first of them came from
             for name, rows in self.kept_layers.items():
                 rows[row] += [self.target.step_output(name, row, newest + i) for i in range(len(round.tokens[b]))]
             for name, rows in self.kept.items():
                 # Copied, so that one row does not keep the whole round's tensor.
-                steps = getattr(round, name)[b, : len(round.tokens[b])].to(torch.float32, copy=True)
+                steps = found[name][b, : len(round.tokens[b])].to(torch.float32, copy=True)
                 rows[row] += steps.unbind(0)
             if round.done[b]:
                 self.running.discard(row)

@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, Cache, PreTrainedConfig, PreTrainedModel
 
-from ..hf_compat import attention_name, set_attention_name
+from ..hf_compat import CACHE, attention_name, set_attention_name
 from .eagle3_config import SpeculatorsConfig
 from .layout import Layout
 
@@ -73,7 +73,15 @@ class MtpHead(PreTrainedModel):
         self.mtp_layers, self.rotary_emb = nn.ModuleList([layer]), body.rotary_emb
         self.post_init()
 
-    def forward(self, inputs_embeds: Tensor, states: Tensor, position_ids: Tensor, **kwargs) -> Tensor:
+    def forward(
+        self,
+        inputs_embeds: Tensor,
+        states: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs,
+    ) -> Tensor:
         """States `(batch, n, hidden)`, which the target's head reads, and this layer again for the token after.
 
         Args:
@@ -86,8 +94,14 @@ class MtpHead(PreTrainedModel):
         layer = self.mtp_layers[0]
         both = torch.cat([layer.token_layernorm(inputs_embeds), layer.hidden_layernorm(states)], -1)
         hidden = layer.input_proj(both)
-        rotary = self.rotary_emb(hidden, position_ids)
-        outputs = layer(hidden, position_ids=position_ids, position_embeddings=rotary, **kwargs)
+        outputs = layer(
+            hidden,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            position_embeddings=self.rotary_emb(hidden, position_ids),
+            **{CACHE: past_key_values},
+            **kwargs,
+        )
         return layer.final_layernorm(outputs[0] if isinstance(outputs, tuple) else outputs)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..hf_compat import logits_process as hf
 from ..types import Few
@@ -14,6 +15,8 @@ NUM_LIKELIEST, MORE = 256, 8
 #: sums this close to top-p may fall on its other side in transformers' order of summation, whose error over 262,144 tokens
 #: is 8e-7
 MARGIN = 5e-6
+#: rows whose probabilities are added at a time, in memory that is used again
+ROWS = 4
 #: tokens of a part of the vocabulary, of which only those with the largest maxima are searched
 SIZE_OF_PART = 64
 #: of equal scores at a cut in half precision, how many are looked at, and the largest share of a vocabulary to be called few
@@ -38,26 +41,25 @@ def likeliest_of(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
     return found.values, ids.gather(1, found.indices)
 
 
-def few_by_top_k(scaling: Sequence, filters: Sequence, logits: Tensor) -> Few | None:
-    """What temperatures and then `filters`, top-k or top-k and top-p, leave of `logits (n, vocab)`, bit for bit.
+def few_left(scaling: Sequence, filters: Sequence, logits: Tensor) -> Few | None:
+    """What temperatures and then `filters`, top-k, top-p or both in this order, leave of `logits (n, vocab)`, bit for bit.
 
     `None` where more than few may be left, or where equal scores or rounding decide.
     """
-    top_k, num_kept = filters[0], filters[0].top_k
-    fills = {processor.filter_value for processor in filters}
-    if logits.device.type != "cpu" or logits.shape[1] < MORE * num_kept or fills != {-math.inf}:
+    if logits.device.type != "cpu" or any(processor.filter_value != -math.inf for processor in filters):
         return None
-    # Of equally likely ones, top-k keeps all; in half precision there are some at most cuts.
-    num_equal = 1 if logits.dtype == torch.float32 else NUM_EQUAL
-    found, ids = likeliest_of(logits, num_kept + num_equal)
-    found = found.float()
-    for processor in scaling:
-        found = processor(None, found)
-    is_sure = found.isfinite().all(1) & (found[:, -1] < found[:, num_kept - 1])
-    scores = top_k(None, found)
-    if len(filters) > 1:
-        scores, is_known = _cut(filters[1], scores, scores, scores)
-        is_sure &= is_known
+    num_likeliest = NUM_LIKELIEST
+    if is_by_top_k := type(filters[0]) is hf.TopKLogitsWarper:
+        # Of equally likely ones, top-k keeps all; in half precision there are some at most cuts.
+        num_likeliest = filters[0].top_k + (1 if logits.dtype == torch.float32 else NUM_EQUAL)
+    if logits.shape[1] < MORE * num_likeliest:
+        return None
+    scores, ids, is_sure = _left(scaling, filters, logits, num_likeliest)
+    if not is_by_top_k and not bool(is_sure.all()) and logits.shape[1] >= MORE * MORE * num_likeliest:
+        more, ids_of_more, is_sure_of_more = _left(scaling, filters, logits[~is_sure], MORE * num_likeliest)
+        wider = (0, more.shape[1] - num_likeliest)
+        scores, ids = functional.pad(scores, wider, value=-math.inf), functional.pad(ids, wider)
+        scores[~is_sure], ids[~is_sure], is_sure[~is_sure] = more, ids_of_more, is_sure_of_more
     is_left = scores > -math.inf
     own = ids[is_left].unique()
     if not bool(is_sure.all()) or len(own) > LARGEST_SHARE * logits.shape[1]:
@@ -65,6 +67,30 @@ def few_by_top_k(scaling: Sequence, filters: Sequence, logits: Tensor) -> Few | 
     values = scores.new_full((len(scores), len(own) + 1), -math.inf)
     places = torch.searchsorted(own, ids).where(is_left, len(own))
     return Few(values.scatter_(1, places, scores), own, logits.shape[1])
+
+
+def _left(scaling: Sequence, filters: Sequence, logits: Tensor, num_likeliest: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores of the likeliest tokens, -inf where filtered, and their ids, both `(n, m)`, and of which rows it is certain."""
+
+    def scaled(scores: Tensor) -> Tensor:
+        for processor in scaling:
+            scores = processor(None, scores)
+        return scores
+
+    likeliest, ids = likeliest_of(logits, num_likeliest)
+    scores = likeliest = scaled(likeliest.float())
+    is_sure = likeliest.isfinite().all(1)
+    if type(filters[0]) is hf.TopKLogitsWarper:
+        scores = filters[0](None, likeliest)
+        is_sure &= scores[:, -1] == -math.inf
+    if type(filters[-1]) is hf.TopPLogitsWarper:
+        mass = _mass(scores, scores[:, :1])
+        if len(filters) == 1:
+            rows = zip(logits.split(ROWS), likeliest[:, :1].split(ROWS), strict=True)
+            mass = torch.cat([_mass(scaled(some.float()), highest) for some, highest in rows])
+        scores, is_known = _cut(filters[-1], scores, scores, mass)
+        is_sure &= is_known
+    return scores, ids, is_sure
 
 
 def top_p(processor: hf.TopPLogitsWarper, scores: Tensor, num_likeliest: int = NUM_LIKELIEST) -> Tensor:
@@ -76,7 +102,7 @@ def top_p(processor: hf.TopPLogitsWarper, scores: Tensor, num_likeliest: int = N
     if scores.device.type != "cpu" or scores.shape[1] < MORE * num_likeliest:
         return processor(None, scores)
     likeliest, _ = likeliest_of(scores, num_likeliest)
-    found, is_sure = _cut(processor, scores, likeliest, scores)
+    found, is_sure = _cut(processor, scores, likeliest, _mass(scores, likeliest[:, :1]))
     if not bool(is_sure.all()):
         found[~is_sure] = top_p(processor, scores[~is_sure], MORE * num_likeliest)
     return found
@@ -88,22 +114,26 @@ def top_k_then_p(top_k: hf.TopKLogitsWarper, processor: hf.TopPLogitsWarper, sco
     if scores.device.type != "cpu" or scores.shape[1] < MORE * num_kept or fills != {-math.inf}:
         return top_p(processor, top_k(None, scores))
     likeliest, _ = likeliest_of(scores, num_kept + 1)
-    found, is_sure = _cut(processor, scores, likeliest, likeliest[:, :-1])
+    found, is_sure = _cut(processor, scores, likeliest, _mass(likeliest[:, :-1], likeliest[:, :1]))
     is_sure &= likeliest[:, -2] > likeliest[:, -1]  # of equally likely ones, top-k keeps all
     if not bool(is_sure.all()):
         found[~is_sure] = top_p(processor, top_k(None, scores[~is_sure]))
     return found
 
 
-def _cut(processor: hf.TopPLogitsWarper, scores: Tensor, likeliest: Tensor, possible: Tensor) -> tuple[Tensor, Tensor]:
+def _mass(scores: Tensor, highest: Tensor) -> Tensor:
+    """The sum `(n, 1)` of what `scores (n, ...)` are the logarithms of, over that of the highest one."""
+    return (scores - highest).exp_().sum(-1, keepdim=True)
+
+
+def _cut(processor: hf.TopPLogitsWarper, scores: Tensor, likeliest: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
     """`scores` filled below the cut, and of which rows it is certain.
 
     Args:
         likeliest: `(n, m)` the highest scores, in order.
-        possible: `(n, ...)` the scores of all tokens that have a probability.
+        mass: `_mass` of all tokens that have a probability.
     """
-    highest = likeliest[:, :1]
-    probs = ((likeliest - highest).exp() / (possible - highest).exp().sum(-1, keepdim=True)).double()
+    probs = ((likeliest - likeliest[:, :1]).exp() / mass).double()
     before = probs.cumsum(-1) - probs
     num_kept = (before < processor.top_p).sum(-1, keepdim=True).clamp(min=processor.min_tokens_to_keep)
     last, next_one = (likeliest.gather(-1, (num_kept - 1 + i).clamp(max=likeliest.shape[1] - 1)) for i in range(2))

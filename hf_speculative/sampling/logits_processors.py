@@ -25,7 +25,7 @@ from ..grammar.processor import GrammarProcessor
 from ..hf_compat import logits_process as hf
 from ..types import Batch, Few, Guide
 from .guidance import Guidance
-from .likeliest import few_by_top_k, top_k_then_p, top_p
+from .likeliest import few_left, top_k_then_p, top_p
 from .prefixes import Prefixes, Reach
 from .stateful import Memories
 from .stateless import MEMORYLESS
@@ -44,7 +44,7 @@ CONTEXT_FREE = (
     hf.SuppressTokensLogitsProcessor,
 )
 #: what leaves few tokens
-BY_TOP_K = [hf.TopKLogitsWarper], [hf.TopKLogitsWarper, hf.TopPLogitsWarper]
+FILTERS = [hf.TopKLogitsWarper], [hf.TopPLogitsWarper], [hf.TopKLogitsWarper, hf.TopPLogitsWarper]
 
 
 class Processors:
@@ -105,9 +105,9 @@ class Processors:
         processors = [one for step in self.steps for one in getattr(step, "processors", [step])]
         scaling = [*takewhile(lambda one: type(one) is hf.TemperatureLogitsWarper, processors)]
         filters = processors[len(scaling) :]
-        if [type(one) for one in filters] not in BY_TOP_K or self.guidance is not None:
+        if [type(one) for one in filters] not in FILTERS or self.guidance is not None:
             return None
-        few = few_by_top_k(scaling, filters, logits.flatten(0, 1))
+        few = few_left(scaling, filters, logits.flatten(0, 1))
         return few and replace(few, values=few.values.unflatten(0, logits.shape[:2]))
 
     @property

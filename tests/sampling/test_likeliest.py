@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from hf_speculative.sampling.likeliest import few_by_top_k, likeliest_of, top_k_then_p, top_p
+from hf_speculative.sampling.likeliest import few_left, likeliest_of, top_k_then_p, top_p
 from hf_speculative.sampling.logits_processors import Processors
 from hf_speculative.sampling.samplers import DRAWN, Independent
 from hf_speculative.types import dense
@@ -99,24 +99,40 @@ def test_the_likeliest_are_those_of_topk(kind, num):
         assert all(len(row.unique()) == num for row in ids)
 
 
+FILTERS = {
+    "top-k": [TopKLogitsWarper(50)],
+    "the likeliest": [TopKLogitsWarper(1)],
+    "both": [TopKLogitsWarper(50), TopPLogitsWarper(0.95)],
+    "few of both": [TopKLogitsWarper(50), TopPLogitsWarper(0.3)],
+    "at least": [TopKLogitsWarper(50, min_tokens_to_keep=60), TopPLogitsWarper(0.3, min_tokens_to_keep=60)],
+    "top-p": [TopPLogitsWarper(0.95)],
+    "few of top-p": [TopPLogitsWarper(0.3)],
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("threshold", [None, 0.3, 0.95])
+@pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("kind", SCORES)
-def test_the_few_that_are_left_are_those_of_transformers(kind, threshold, dtype):
-    logits = SCORES[kind].to(dtype)
-    for num, options in ((1, {}), (50, {}), (50, {"min_tokens_to_keep": 60})):
-        filters = [TopKLogitsWarper(num, **options), *([TopPLogitsWarper(threshold, **options)] if threshold else [])]
-        expected = logits.float()
-        for processor in (TemperatureLogitsWarper(0.8), *filters):
-            expected = processor(None, expected)
-        few = few_by_top_k([TemperatureLogitsWarper(0.8)], filters, logits)
-        if kind in ("flat", "peaked", "high") and dtype == torch.float32:
-            assert len(few.ids) <= 4 * filters[0].top_k
-        assert few is None or torch.equal(dense(few), expected)
+def test_the_few_that_are_left_are_those_of_transformers(kind, name, dtype):
+    logits, scaling = SCORES[kind].to(dtype), TemperatureLogitsWarper(0.8)
+    expected = logits.float()
+    for processor in (scaling, *FILTERS[name]):
+        expected = processor(None, expected)
+    few = few_left([scaling], FILTERS[name], logits)
+    assert few is None or torch.equal(dense(few), expected)
+    has_few = kind in ("peaked", "high") or (kind == "flat" and "top-p" not in name)
+    assert few is not None or dtype == torch.bfloat16 or not has_few
+
+
+def test_more_of_the_likeliest_are_searched_where_some_rows_have_many():
+    logits = torch.cat([SCORES["peaked"][:2], SCORES["flat"][:1] * 2.5, SCORES["peaked"][2:3]])
+    expected = TopPLogitsWarper(0.7)(None, logits)
+    assert torch.equal(dense(few_left([], [TopPLogitsWarper(0.7)], logits)), expected)
+    assert 256 < (expected[2] > -torch.inf).sum() < 2048
 
 
 def test_what_cannot_be_told_from_the_likeliest_is_left_to_transformers():
-    few = lambda *filters, logits=SCORES["peaked"]: few_by_top_k([], filters, logits)  # noqa: E731
+    few = lambda *filters, logits=SCORES["peaked"]: few_left([], filters, logits)  # noqa: E731
     assert few(TopKLogitsWarper(50)) is not None
     assert few(TopKLogitsWarper(50, filter_value=-5.0)) is None
     assert few(TopKLogitsWarper(VOCAB // 4)) is None
