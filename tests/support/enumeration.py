@@ -9,9 +9,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
 from unittest import mock
+from unittest.mock import Mock
 
 import torch
 
+from hf_speculative.sampling.logits_processors import Processors
 from hf_speculative.sampling.samplers import Independent, MeasuredChoice
 
 #: which decision of a row: in which of its rounds, about what, how many places ahead, for the how-manieth time. To count them
@@ -85,8 +87,11 @@ def enumerate_texts(call: Callable[[list[int]], list[Hashable]], num_prompts: in
     while pending:
         scripted = Scripted([script for _, script in pending])
         methods = {name: staticmethod(getattr(scripted, name)) for name in ("begin_round", "bernoulli", "categorical")}
-        # Drawn or likeliest is decided for all rows together: enumerated in tests/sampling/test_sample_method.py.
-        with mock.patch.multiple(Independent, **methods), mock.patch.object(MeasuredChoice, "is_likeliest", False):
+        # Drawn or likeliest is decided for all rows together: enumerated in tests/sampling/test_sample_method.py. So is which
+        # few tokens are numbered, of whose draws tests/verification/test_narrowed.py has that they are those of all tokens.
+        drawn = mock.patch.object(MeasuredChoice, "is_likeliest", False)
+        of_all = mock.patch.object(Processors, "few", Mock(return_value=None))
+        with mock.patch.multiple(Independent, **methods), drawn, of_all:
             texts = call([prompt for prompt, _ in pending])
         rows, pending = pending, []
         for (prompt, script), text, others in zip(rows, texts, scripted.others, strict=True):
