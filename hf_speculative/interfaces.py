@@ -327,6 +327,8 @@ class Rule:
     emits_draws: bool = False
     #: it judges trees as well, and tells the path that is kept
     takes_trees: bool = False
+    #: `target_probs` may be those of `Few` tokens
+    takes_few: bool = False
 
     def __call__(self, draft: Draft, target_probs: Tensor, sampler: Sampler) -> Verdict:
         """Judge `draft` by `target_probs (batch, k + 1, vocab)`.

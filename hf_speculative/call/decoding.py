@@ -20,7 +20,6 @@ from ..sampling.logits_processors import Processors
 from ..sampling.stopping import CriteriaStopping
 from ..schedules import AlignRows
 from ..types import Batch, Round
-from ..verification import Narrowed
 from . import checks, input_checks
 from .adapters import check_adapter_names
 from .configuration import Options
@@ -81,7 +80,8 @@ class Parts:
             self._let_rows_wait(options.rows_at_once)
         self.rule = make_rule(own, self.sampler, self.drafter)
         self.sampler.keeps_draft_probs = self.rule.reads_draft_probs
-        self.sampler.narrows = isinstance(self.rule, Narrowed)
+        # Which tokens are few depends on the other rows, and sums of their probabilities are rounded accordingly.
+        self.sampler.narrows = self.rule.takes_few and not options.is_bitwise
         batch.branches = may_branch(self.drafter, model, self.target, self.sampler, ranks.rule(self.rule))
         self.schedule = self.learned.timed(within_reach(make_schedule(options, self.target.max_columns), processors))
         self.stopping = ranks.stopping(stopping)

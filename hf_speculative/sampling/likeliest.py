@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ..hf_compat import logits_process as hf
 from ..types import Few
@@ -20,10 +19,10 @@ ROWS = 4
 #: tokens of a part of the vocabulary, of which only those with the largest maxima are searched
 SIZE_OF_PART = 64
 #: of equal scores at a cut in half precision, how many are looked at, and the largest share of a vocabulary to be called few
-NUM_EQUAL, LARGEST_SHARE = 32, 0.25
+NUM_EQUAL, LARGEST_SHARE = 32, 1 / 8
 
 
-def likeliest_of(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
+def largest(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
     """What `scores.topk(num)` gives; of equal ones, others may be chosen.
 
     Args:
@@ -41,35 +40,29 @@ def likeliest_of(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
     return found.values, ids.gather(1, found.indices)
 
 
-def few_left(scaling: Sequence, filters: Sequence, logits: Tensor) -> Few | None:
+def few_of(scaling: Sequence, filters: Sequence, logits: Tensor) -> Few | None:
     """What temperatures and then `filters`, top-k, top-p or both in this order, leave of `logits (n, vocab)`, bit for bit.
 
     `None` where more than few may be left, or where equal scores or rounding decide.
     """
-    if logits.device.type != "cpu" or any(processor.filter_value != -math.inf for processor in filters):
-        return None
-    num_likeliest = NUM_LIKELIEST
+    (num_rows, vocab_size), num_likeliest = logits.shape, NUM_LIKELIEST
     if is_by_top_k := type(filters[0]) is hf.TopKLogitsWarper:
         # Of equally likely ones, top-k keeps all; in half precision there are some at most cuts.
         num_likeliest = filters[0].top_k + (1 if logits.dtype == torch.float32 else NUM_EQUAL)
-    if logits.shape[1] < MORE * num_likeliest:
+    are_few = (num_rows if is_by_top_k else 1) * num_likeliest <= LARGEST_SHARE * vocab_size
+    if logits.device.type != "cpu" or not are_few or any(one.filter_value != -math.inf for one in filters):
         return None
-    scores, ids, is_sure = _left(scaling, filters, logits, num_likeliest)
-    if not is_by_top_k and not bool(is_sure.all()) and logits.shape[1] >= MORE * MORE * num_likeliest:
-        more, ids_of_more, is_sure_of_more = _left(scaling, filters, logits[~is_sure], MORE * num_likeliest)
-        wider = (0, more.shape[1] - num_likeliest)
-        scores, ids = functional.pad(scores, wider, value=-math.inf), functional.pad(ids, wider)
-        scores[~is_sure], ids[~is_sure], is_sure[~is_sure] = more, ids_of_more, is_sure_of_more
+    scores, ids, is_sure = _filtered(scaling, filters, logits, num_likeliest)
     is_left = scores > -math.inf
     own = ids[is_left].unique()
-    if not bool(is_sure.all()) or len(own) > LARGEST_SHARE * logits.shape[1]:
+    if not bool(is_sure.all()) or len(own) > LARGEST_SHARE * vocab_size:
         return None
-    values = scores.new_full((len(scores), len(own) + 1), -math.inf)
+    values = scores.new_full((num_rows, len(own) + 1), -math.inf)
     places = torch.searchsorted(own, ids).where(is_left, len(own))
-    return Few(values.scatter_(1, places, scores), own, logits.shape[1])
+    return Few(values.scatter_(1, places, scores), own, vocab_size)
 
 
-def _left(scaling: Sequence, filters: Sequence, logits: Tensor, num_likeliest: int) -> tuple[Tensor, Tensor, Tensor]:
+def _filtered(scaling: Sequence, filters: Sequence, logits: Tensor, num_likeliest: int) -> tuple[Tensor, Tensor, Tensor]:
     """Scores of the likeliest tokens, -inf where filtered, and their ids, both `(n, m)`, and of which rows it is certain."""
 
     def scaled(scores: Tensor) -> Tensor:
@@ -77,7 +70,7 @@ def _left(scaling: Sequence, filters: Sequence, logits: Tensor, num_likeliest: i
             scores = processor(None, scores)
         return scores
 
-    likeliest, ids = likeliest_of(logits, num_likeliest)
+    likeliest, ids = largest(logits, num_likeliest)
     scores = likeliest = scaled(likeliest.float())
     is_sure = likeliest.isfinite().all(1)
     if type(filters[0]) is hf.TopKLogitsWarper:
@@ -101,7 +94,7 @@ def top_p(processor: hf.TopPLogitsWarper, scores: Tensor, num_likeliest: int = N
     """
     if scores.device.type != "cpu" or scores.shape[1] < MORE * num_likeliest:
         return processor(None, scores)
-    likeliest, _ = likeliest_of(scores, num_likeliest)
+    likeliest, _ = largest(scores, num_likeliest)
     found, is_sure = _cut(processor, scores, likeliest, _mass(scores, likeliest[:, :1]))
     if not bool(is_sure.all()):
         found[~is_sure] = top_p(processor, scores[~is_sure], MORE * num_likeliest)
@@ -113,7 +106,7 @@ def top_k_then_p(top_k: hf.TopKLogitsWarper, processor: hf.TopPLogitsWarper, sco
     num_kept, fills = top_k.top_k, {top_k.filter_value, processor.filter_value}
     if scores.device.type != "cpu" or scores.shape[1] < MORE * num_kept or fills != {-math.inf}:
         return top_p(processor, top_k(None, scores))
-    likeliest, _ = likeliest_of(scores, num_kept + 1)
+    likeliest, _ = largest(scores, num_kept + 1)
     found, is_sure = _cut(processor, scores, likeliest, _mass(likeliest[:, :-1], likeliest[:, :1]))
     is_sure &= likeliest[:, -2] > likeliest[:, -1]  # of equally likely ones, top-k keeps all
     if not bool(is_sure.all()):

@@ -25,7 +25,7 @@ from ..grammar.processor import GrammarProcessor
 from ..hf_compat import logits_process as hf
 from ..types import Batch, Few, Guide
 from .guidance import Guidance
-from .likeliest import few_left, top_k_then_p, top_p
+from .likeliest import few_of, top_k_then_p, top_p
 from .prefixes import Prefixes, Reach
 from .stateful import Memories
 from .stateless import MEMORYLESS
@@ -43,6 +43,8 @@ CONTEXT_FREE = (
     hf.LogitNormalization,
     hf.SuppressTokensLogitsProcessor,
 )
+#: rounds until few tokens are looked for again, after a round that had many
+REST = 8
 #: what leaves few tokens
 FILTERS = [hf.TopKLogitsWarper], [hf.TopPLogitsWarper], [hf.TopKLogitsWarper, hf.TopPLogitsWarper]
 
@@ -58,6 +60,7 @@ class Processors:
 
     def __init__(self, processors, batch_size: int, criteria: Sequence = ()):
         self.guidance: Guidance | None = None
+        self.num_resting = 0
         if processors and type(processors[0]) is hf.UnbatchedClassifierFreeGuidanceLogitsProcessor:
             self.guidance, processors = Guidance(processors[0]), processors[1:]
         with_memory = [p for p in processors if type(p) not in WITHOUT_MEMORY]
@@ -100,15 +103,21 @@ class Processors:
             grammar.begin([len(prompt) for prompt in prompts])
         return grammars[0].walks.get if grammars else lambda row: None
 
-    def few(self, logits: Tensor) -> Few | None:
+    def narrowed(self, logits: Tensor) -> Few | None:
         """What is left of `logits (batch, n, vocab)` by temperature, top-k and top-p, if these are all there is."""
         processors = [one for step in self.steps for one in getattr(step, "processors", [step])]
         scaling = [*takewhile(lambda one: type(one) is hf.TemperatureLogitsWarper, processors)]
         filters = processors[len(scaling) :]
         if [type(one) for one in filters] not in FILTERS or self.guidance is not None:
             return None
-        few = few_left(scaling, filters, logits.flatten(0, 1))
-        return few and replace(few, values=few.values.unflatten(0, logits.shape[:2]))
+        self.num_resting = max(0, self.num_resting - 1)
+        if self.num_resting or logits.shape[:2].numel() == 1:  # a single position is as fast in the common way
+            return None
+        found = few_of(scaling, filters, logits.flatten(0, 1))
+        if found is None:
+            self.num_resting = REST
+            return None
+        return replace(found, values=found.values.unflatten(0, logits.shape[:2]))
 
     @property
     def draft_may_follow(self) -> bool:

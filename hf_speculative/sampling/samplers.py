@@ -78,7 +78,7 @@ class ProcessedSampler(Sampler):
         self.processors.commit(batch, [len(new) for new in tokens])
 
     def target_scores(self, batch: Batch, logits: Tensor) -> Tensor | Few:
-        if self.narrows and (few := self.processors.few(logits)) is not None:
+        if self.narrows and (few := self.processors.narrowed(logits)) is not None:
             return few
         # Float32 before temperature and softmax, as plain generate.
         scores = logits.to(torch.float32, copy=self.processors.write_in_place)
@@ -152,7 +152,7 @@ class Greedy(ProcessedSampler):
             return super().target_probs(scores)
         # An argmax is there whatever the scores are: one-hot is never no distribution.
         are_valid = torch.ones(scores.shape[:-1], dtype=torch.bool, device=scores.device)
-        if not self.narrows or scores.device.type != "cpu":
+        if not self.narrows or scores.device.type != "cpu" or are_valid.numel() == 1:
             return self.probs(scores), are_valid
         ids, places = scores.argmax(-1).unique(return_inverse=True)
         return Few(functional.one_hot(places, len(ids) + 1).float(), ids, self.vocab_size), are_valid
@@ -239,6 +239,8 @@ class Coupled(ProcessedSampler):
         self.states: list[Tensor] = []  # states[t]: the generator before the noise of step t was drawn
         self.noise: dict[int, Tensor] = {}
         self.num_steps = 0
+        #: of the few tokens that the target can draw in this round
+        self.ids = torch.empty(0, dtype=torch.long)
 
     def begin_round(self, batch: Batch) -> None:
         self.rows = batch.rows
@@ -253,7 +255,7 @@ class Coupled(ProcessedSampler):
     def target_probs(self, scores: Tensor | Few) -> tuple[Tensor | Few, Tensor]:
         probs, are_valid = super().target_probs(scores)
         if isinstance(probs, Few):
-            self.few = probs.ids
+            self.ids = probs.ids
         return probs, are_valid
 
     def finish(self, most_steps: int | None = None) -> None:
@@ -271,8 +273,8 @@ class Coupled(ProcessedSampler):
             depths = [range(probs.shape[1])] * len(probs) if tree is None else tree.depths.tolist()
             places = zip(self.rows, self.steps, depths, strict=True)
             noises = [self.noise_of(step + ahead + depth)[row] for row, step, own in places for depth in own]
-            if probs.shape[2] < self.vocab_size:  # of `few`
-                noises = [functional.pad(noise[self.few], (0, 1), value=1.0) for noise in noises]
+            if probs.shape[2] < self.vocab_size:  # those of `target_probs`, of few tokens
+                noises = [functional.pad(noise[self.ids], (0, 1), value=1.0) for noise in noises]
             races = map(race_of_possible, probs.flatten(0, 1), noises)
             return torch.tensor(list(races)).view(probs.shape[:2])
         noise = self._noise(ahead, probs.shape[1] if tree is None else tree.depth + 1)

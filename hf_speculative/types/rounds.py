@@ -62,7 +62,7 @@ class Round:
         num_from_draft: how many of `tokens` came from the draft.
         done: rows that end with this round.
         logits: `(batch, k + 1, vocab)` the target's logits; position i is the one that token i was chosen at.
-        processed: the same after every logits processor, `scores`, as the sampler has them.
+        processed: the same after every logits processor; `scores` has them for the whole vocabulary.
         acceptance_prob: for each draft token proposed, `Verdict.acceptance_prob`.
     """
 
@@ -77,7 +77,7 @@ class Round:
 
     @property
     def scores(self) -> Tensor:
-        """The logits after every logits processor, `(batch, k + 1, vocab)`."""
+        """The logits after every logits processor, `(batch, k + 1, vocab)`, written out anew where few of them are kept."""
         return dense(self.processed)
 
     @property

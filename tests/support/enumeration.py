@@ -90,7 +90,7 @@ def enumerate_texts(call: Callable[[list[int]], list[Hashable]], num_prompts: in
         # Drawn or likeliest is decided for all rows together: enumerated in tests/sampling/test_sample_method.py. So is which
         # few tokens are numbered, of whose draws tests/verification/test_narrowed.py has that they are those of all tokens.
         drawn = mock.patch.object(MeasuredChoice, "is_likeliest", False)
-        of_all = mock.patch.object(Processors, "few", Mock(return_value=None))
+        of_all = mock.patch.object(Processors, "narrowed", Mock(return_value=None))
         with mock.patch.multiple(Independent, **methods), drawn, of_all:
             texts = call([prompt for prompt, _ in pending])
         rows, pending = pending, []
