@@ -1,7 +1,7 @@
 """Top-k and top-p by the likeliest tokens alone, on a CPU, where sorting a vocabulary takes longer than the rest of it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -40,10 +40,15 @@ def largest(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
     return found.values, ids.gather(1, found.indices)
 
 
-def few_of(scaling: Sequence, filters: Sequence, logits: Tensor) -> Few | None:
+def few_of(
+    scaling: Sequence, filters: Sequence, logits: Tensor, of_whole: Callable[[Tensor], Tensor] | None = None
+) -> Few | None:
     """What temperatures and then `filters`, top-k, top-p or both in this order, leave of `logits (n, vocab)`, bit for bit.
 
-    `None` where more than few may be left, or where equal scores or rounding decide.
+    `None` where that may be more than few, and for logits that are not finite.
+
+    Args:
+        of_whole: gives the scores of rows in which equal scores, rounding or unlikely tokens decide; by default, they are many.
     """
     (num_rows, vocab_size), num_likeliest = logits.shape, NUM_LIKELIEST
     if is_by_top_k := type(filters[0]) is hf.TopKLogitsWarper:
@@ -52,25 +57,34 @@ def few_of(scaling: Sequence, filters: Sequence, logits: Tensor) -> Few | None:
     are_few = (num_rows if is_by_top_k else 1) * num_likeliest <= LARGEST_SHARE * vocab_size
     if logits.device.type != "cpu" or not are_few or any(one.filter_value != -math.inf for one in filters):
         return None
-    scores, ids, is_sure = _filtered(scaling, filters, logits, num_likeliest)
-    is_left = scores > -math.inf
-    own = ids[is_left].unique()
-    if not bool(is_sure.all()) or len(own) > LARGEST_SHARE * vocab_size:
+    likeliest, ids = largest(logits, num_likeliest)
+    if not bool(likeliest.isfinite().all()):
+        return None
+    scores, is_sure = _filtered(scaling, filters, logits, likeliest)
+    is_left, rest, others = (scores > -math.inf) & is_sure[:, None], None, []
+    if not bool(is_sure.all()):
+        if of_whole is None:
+            return None
+        rest = of_whole(logits[~is_sure])
+        others = [(rest > -math.inf).any(0).nonzero()[:, 0]]
+    own = torch.cat([ids[is_left], *others]).unique()
+    if len(own) > LARGEST_SHARE * vocab_size:
         return None
     values = scores.new_full((num_rows, len(own) + 1), -math.inf)
-    places = torch.searchsorted(own, ids).where(is_left, len(own))
-    return Few(values.scatter_(1, places, scores), own, vocab_size)
+    values.scatter_(1, torch.searchsorted(own, ids).where(is_left, len(own)), scores.where(is_left, -math.inf))
+    if rest is not None:
+        values[~is_sure, :-1] = rest[:, own]
+    return Few(values, own, vocab_size)
 
 
-def _filtered(scaling: Sequence, filters: Sequence, logits: Tensor, num_likeliest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores of the likeliest tokens, -inf where filtered, and their ids, both `(n, m)`, and of which rows it is certain."""
+def _filtered(scaling: Sequence, filters: Sequence, logits: Tensor, likeliest: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores of the `likeliest` tokens `(n, m)`, -inf where filtered, and of which rows it is certain."""
 
     def scaled(scores: Tensor) -> Tensor:
         for processor in scaling:
             scores = processor(None, scores)
         return scores
 
-    likeliest, ids = largest(logits, num_likeliest)
     scores = likeliest = scaled(likeliest.float())
     is_sure = likeliest.isfinite().all(1)
     if type(filters[0]) is hf.TopKLogitsWarper:
@@ -83,7 +97,7 @@ def _filtered(scaling: Sequence, filters: Sequence, logits: Tensor, num_likelies
             mass = torch.cat([_mass(scaled(some.float()), highest) for some, highest in rows])
         scores, is_known = _cut(filters[-1], scores, scores, mass)
         is_sure &= is_known
-    return scores, ids, is_sure
+    return scores, is_sure
 
 
 def top_p(processor: hf.TopPLogitsWarper, scores: Tensor, num_likeliest: int = NUM_LIKELIEST) -> Tensor:

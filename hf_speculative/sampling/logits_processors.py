@@ -113,7 +113,7 @@ class Processors:
         self.num_resting = max(0, self.num_resting - 1)
         if self.num_resting or logits.shape[:2].numel() == 1:  # a single position is as fast in the common way
             return None
-        found = few_of(scaling, filters, logits.flatten(0, 1))
+        found = few_of(scaling, filters, logits.flatten(0, 1), lambda rows: self._apply(None, rows[None].float())[0])
         if found is None:
             self.num_resting = REST
             return None
@@ -166,7 +166,7 @@ class Processors:
             self.memories.end_position(batch, is_draft)
         return torch.cat(columns, 1)
 
-    def _apply(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
+    def _apply(self, prefixes: Prefixes | None, scores: Tensor) -> Tensor:
         for step in self.steps:
             scores = step(prefixes, scores)
         return scores

@@ -458,7 +458,7 @@ def test_with_the_compiler_itself(target, draft, folder, monkeypatch):
     processes, popen = [], artifacts.subprocess.Popen
     monkeypatch.setattr(artifacts.subprocess, "Popen", lambda *args, **kw: processes.append(popen(*args, **kw)))
     artifacts.start(target)
-    assert processes[0].wait(timeout=300) == 0
+    assert processes[0].wait(timeout=900) == 0
     source, compilations = b"", copy.deepcopy(dict(counters["stats"]))
     for path in artifacts.files_of(target).paths:
         with zipfile.ZipFile(path) as made:

@@ -133,7 +133,7 @@ def test_bits_that_are_fixed_come_from_all_tokens(narrowed):
 
 def test_few_are_not_looked_for_each_time_where_there_are_many(monkeypatch):
     processors, asked = Processors([TopPLogitsWarper(0.95)], 1), []
-    monkeypatch.setattr(logits_processors, "few_of", lambda scaling, filters, logits: asked.append(len(logits)))
+    monkeypatch.setattr(logits_processors, "few_of", lambda scaling, filters, logits, of_whole: asked.append(len(logits)))
     for _ in range(2 * REST + 1):
         assert processors.narrowed(torch.zeros(2, 3, 4000)) is None
     assert asked == [6, 6, 6] and processors.narrowed(torch.zeros(1, 1, 4000)) is None
