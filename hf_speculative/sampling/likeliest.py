@@ -16,8 +16,9 @@ NUM_LIKELIEST, MORE = 256, 8
 MARGIN = 5e-6
 #: rows whose probabilities are added at a time, in memory that is used again
 ROWS = 4
-#: tokens of a part of the vocabulary, of which only those with the largest maxima are searched
-SIZE_OF_PART = 64
+#: tokens of a part of the vocabulary, of which those with the largest maxima are searched, and the fewest parts for each token
+#: that is looked for, so that it pays
+SIZE_OF_PART, FEWEST_PARTS = 32, 8
 #: of equal scores at a cut in half precision, how many are looked at, and the largest share of a vocabulary to be called few
 NUM_EQUAL, LARGEST_SHARE = 32, 1 / 8
 
@@ -28,10 +29,9 @@ def largest(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
     Args:
         scores: `(n, vocab)`.
     """
-    size = SIZE_OF_PART
-    if scores.shape[1] // size < 2 * num:
+    size, num_parts = SIZE_OF_PART, scores.shape[1] // SIZE_OF_PART
+    if num_parts < FEWEST_PARTS * num:
         return scores.topk(num)
-    num_parts = scores.shape[1] // size
     parts, rest = scores[:, : num_parts * size].unflatten(1, (num_parts, size)), scores[:, num_parts * size :]
     chosen = parts.amax(2).topk(num).indices
     ids = (chosen[..., None] * size + torch.arange(size)).flatten(1)
