@@ -15,7 +15,7 @@ import torch
 from nbclient import NotebookClient
 
 import hf_speculative as hs
-from tests.support.cases import slow_but
+from tests.support.cases import EVERY_CASE, slow_but
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -108,7 +108,9 @@ ARGUMENTS = {
 }
 
 
-RUN_HERE = [path for path in EXAMPLES if path.name not in RUN_ELSEWHERE]
+#: run with `EVERY_CASE=1`
+LONG = () if EVERY_CASE else ("serve_under_load.py", "quality_unchanged.py")
+RUN_HERE = [path for path in EXAMPLES if path.name not in (*RUN_ELSEWHERE, *LONG)]
 QUICK_HERE = ("quickstart", "streaming", "custom_drafter", "with_pipeline", "compare_batching", "train_with_generation")
 
 

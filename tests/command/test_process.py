@@ -151,7 +151,7 @@ def test_ctrl_c_in_bench_keeps_what_was_measured(tmp_path):
     assert first["num_prompts"] == first["num_rows"] == 1 and "what was measured so far" in messages
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_ctrl_c_in_eval_keeps_the_calls(tmp_path):
     data, results = tmp_path / "p.txt", tmp_path / "eval.jsonl"
     data.write_text("".join(f"x = {i}\n" for i in range(5000)))

@@ -20,6 +20,7 @@ import hf_speculative as hs
 from hf_speculative.embedded import FOLDER
 from hf_speculative.integrations.lm_eval import SpeculativeLM
 from tests.support import tiny, tongues
+from tests.support.cases import a_third
 from tests.support.served import TEMPLATE, serving
 
 ROOT = Path(__file__).parents[2]
@@ -91,7 +92,7 @@ def address(pair, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["local-completions", "local-chat-completions"])
+@pytest.mark.parametrize("kind", a_third(["local-chat-completions", "local-completions"]))
 def test_scores_of_the_server_are_those_in_process(kind, address, pair, tasks):
     pytest.importorskip("tenacity", reason="lm_eval[api] needs it")
     target, _, tokenizer = copy.deepcopy(pair)
