@@ -14,6 +14,8 @@ from ..types import Batch, Draft, Nodes, Tree, uploaded
 
 #: the index of a node that a model was not fed: past all others
 NOT_FED = 2**30
+#: the prior ratio of kept to expected guesses that the drafter does not share, its weight in guesses, and decay a round
+FIRST_TRUST, TRUST_WEIGHT, MEMORY = 0.5, 4.0, 0.97
 
 
 def draft_of(batch: Batch, nodes: Sequence[Nodes], counts: list[int]) -> Draft:
@@ -141,10 +143,6 @@ class Levels:
         expanded_as = torch.full_like(order, num_expanded).scatter_(1, rank.gather(1, self.expanded), numbers)
         found = self.tokens.gather(1, order), parents, confidences, expanded_as
         return tuple(values[:, :num_nodes] for values in found)  # type: ignore[return-value]
-
-
-#: the prior ratio of kept to expected guesses that the drafter does not share, its weight in guesses, and decay a round
-FIRST_TRUST, TRUST_WEIGHT, MEMORY = 0.5, 4.0, 0.97
 
 
 class MergedTree:

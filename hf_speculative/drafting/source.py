@@ -19,6 +19,9 @@ from .dynamic_tree import DEFAULT_DEPTH, DEFAULT_TOP_K, DynamicTreeDrafter
 
 #: the longest draft that "adaptive" considers
 DEFAULT_MAX_DRAFT_TOKENS = 16
+TREE_OPTIONS = ("tree_top_k", "tree_depth")
+#: the largest tree that the schedule "adaptive" considers
+MAX_NODES, MAX_LEVELS = 64, 8
 
 
 @dataclass(frozen=True)
@@ -212,11 +215,6 @@ class OwnDrafterSource(DraftSource):
 
     def drafter(self, call: BuildContext) -> Drafter:
         return self.own
-
-
-TREE_OPTIONS = ("tree_top_k", "tree_depth")
-#: the largest tree that the schedule "adaptive" considers
-MAX_NODES, MAX_LEVELS = 64, 8
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,9 @@ from ..hf_compat import LinearAttentionLayer
 from ..types import uploaded
 from .recurrent_cache import Key, Recurrence, RecurrentLayer
 
+#: slots that are allocated ahead of what a pass needs, if the request may use them
+MAX_AHEAD = 1024
+
 
 def fed_slots(starts: list[int], ends: list[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """The columns of a pass in which row b is fed its tokens from `starts[b]` to `ends[b]`.
@@ -44,10 +47,6 @@ def in_rows(slots: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     Several times faster than `gather` and `scatter_` on a CPU, where the latter takes time for all slots in half precision.
     """
     return torch.arange(len(slots), device=device)[:, None], slots.to(device)
-
-
-#: slots that are allocated ahead of what a pass needs, if the request may use them
-MAX_AHEAD = 1024
 
 
 @dataclass(frozen=True)

@@ -40,15 +40,13 @@ def largest(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
     return found.values, ids.gather(1, found.indices)
 
 
-def few_of(
-    scaling: Sequence, filters: Sequence, logits: Tensor, of_whole: Callable[[Tensor], Tensor] | None = None
-) -> Few | None:
+def few_of(scaling: Sequence, filters: Sequence, logits: Tensor, of_whole: Callable[[Tensor], Tensor]) -> Few | None:
     """What temperatures and then `filters`, top-k, top-p or both in this order, leave of `logits (n, vocab)`, bit for bit.
 
-    `None` where that may be more than few, and for logits that are not finite.
+    `None` where that may be more than few, and where a row may have no distribution.
 
     Args:
-        of_whole: gives the scores of rows in which equal scores, rounding or unlikely tokens decide; by default, they are many.
+        of_whole: gives the scores of rows in which equal scores, rounding or unlikely tokens decide.
     """
     (num_rows, vocab_size), num_likeliest = logits.shape, NUM_LIKELIEST
     if is_by_top_k := type(filters[0]) is hf.TopKLogitsWarper:
@@ -63,9 +61,9 @@ def few_of(
     scores, is_sure = _filtered(scaling, filters, logits, likeliest)
     is_left, rest, others = (scores > -math.inf) & is_sure[:, None], None, []
     if not bool(is_sure.all()):
-        if of_whole is None:
-            return None
         rest = of_whole(logits[~is_sure])
+        if not bool(rest.amax(1).isfinite().all()):  # a temperature near 0 makes infinities
+            return None
         others = [(rest > -math.inf).any(0).nonzero()[:, 0]]
     own = torch.cat([ids[is_left], *others]).unique()
     if len(own) > LARGEST_SHARE * vocab_size:

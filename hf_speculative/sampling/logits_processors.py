@@ -103,17 +103,21 @@ class Processors:
             grammar.begin([len(prompt) for prompt in prompts])
         return grammars[0].walks.get if grammars else lambda row: None
 
-    def narrowed(self, logits: Tensor) -> Few | None:
-        """What is left of `logits (batch, n, vocab)` by temperature, top-k and top-p, if these are all there is."""
+    @cached_property
+    def few_after(self) -> tuple[list, list] | None:
+        """Temperatures, and the filters that leave few tokens, if these are all processors."""
         processors = [one for step in self.steps for one in getattr(step, "processors", [step])]
         scaling = [*takewhile(lambda one: type(one) is hf.TemperatureLogitsWarper, processors)]
         filters = processors[len(scaling) :]
-        if [type(one) for one in filters] not in FILTERS or self.guidance is not None:
-            return None
+        return (scaling, filters) if [type(one) for one in filters] in FILTERS and self.guidance is None else None
+
+    def narrowed(self, logits: Tensor) -> Few | None:
+        """What is left of `logits (batch, n, vocab)`, if that is known to be few tokens."""
         self.num_resting = max(0, self.num_resting - 1)
-        if self.num_resting or logits.shape[:2].numel() == 1:  # a single position is as fast in the common way
+        # A single position is as fast in the common way.
+        if self.few_after is None or self.num_resting or logits.shape[:2].numel() == 1:
             return None
-        found = few_of(scaling, filters, logits.flatten(0, 1), lambda rows: self._apply(None, rows[None].float())[0])
+        found = few_of(*self.few_after, logits.flatten(0, 1), lambda rows: self._apply(None, rows[None].float())[0])
         if found is None:
             self.num_resting = REST
             return None

@@ -367,9 +367,9 @@ class TestWhatCannotBeCompiled:
 
 HEADS = ("llama", "reduced vocabulary", "sliding windows", "eagle 3.1", "parallel")
 EXPORTED = {
+    **{kind: lambda kind=kind: artifacts.files_of(build("causal", kind)).whole for kind in RECURRENT},
     "llama": lambda: traced.Pass(tiny.llama()),
     "gemma3_text": lambda: traced.Pass(tiny.build("gemma3_text")),
-    **{kind: lambda kind=kind: artifacts.files_of(build("causal", kind)).whole for kind in RECURRENT},
     "states": lambda: with_states(0, 2, -1),
     "states of a layer": lambda: with_states(1),
     **{f"head, {name}": lambda name=name: traced.HeadPass(heads.made(name)[1]) for name in HEADS},
