@@ -24,8 +24,8 @@ class AheadModel(StaticModel):
         self.one_pass = one_pass
         super().__init__(model, clamp_ids)
 
-    def _is_static(self, width: int, ahead: int = 0) -> bool:
-        return width <= MAX_COLUMNS and not self.between_positions and self.cache.recurrence.keeps_each(width, ahead)
+    def _is_static(self, batch: Batch, width: int, ahead: int = 0) -> bool:
+        return width <= MAX_COLUMNS and not self._has_odd_positions(batch) and self.cache.recurrence.keeps_each(width, ahead)
 
     def num_slots(self, end: int) -> int:
         return self.all_slots or end
@@ -43,7 +43,7 @@ class AheadModel(StaticModel):
     def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
         ends, widths = self._begin(batch, ahead=0)
         width, ahead = max(widths), num_tokens - 1  # the last one is not fed
-        if not self._is_static(width) or num_logits(self.original) > vocab_size:
+        if not self._is_static(batch, width) or num_logits(self.original) > vocab_size:
             return None
         inputs = self._tensors(batch, 0, width, max(ends) + ahead)
         self.cache.recurrence.begin(self.host_seen, width + ahead, ahead, has_filler=min(widths) < width)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from . import artifacts, linears
+from .loading import auto_class_for
 
 #: a fifth of a core beside decoding on two; the lowest priority, 19, would get a thirtieth, and hardly come to an end
 NICENESS = 10
@@ -25,7 +26,7 @@ def main(place: Path) -> None:
         asked = json.loads((place / "asked.json").read_text())
         config = AutoConfig.from_pretrained(place)
         dtype = getattr(torch, asked["dtype"])
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=asked["attention"]).eval()
+        model = auto_class_for(place).from_config(config, dtype=dtype, attn_implementation=asked["attention"]).eval()
         if asked["is_cast"]:
             model.to(dtype)
         if asked["has_kernel"]:

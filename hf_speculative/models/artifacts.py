@@ -33,7 +33,7 @@ from .pool import own_tensors
 from .shallow import install_capturing_hooks
 from .states import runs_more
 from .stepped import with_stepped_mixers
-from .traced import HeadPass, Pass, TracedPass, sizes_that_vary
+from .traced import EncoderDecoderPass, HeadPass, Pass, TracedPass, sizes_that_vary
 
 #: rough costs, to estimate whether compiling pays: Python's time a layer, and the bytes that a core reads a second
 SECONDS_A_LAYER, BYTES_A_SECOND = 3e-4, 2e10
@@ -113,7 +113,7 @@ class Files:
         if len(bound) == 1:
             bound[0].layouts = self.whole.layouts
             return bound[0]
-        return PassOfPieces(bound, self.whole.recorded, self.whole.layouts)
+        return PassOfPieces(bound, self.whole.num_places, self.whole.recorded, self.whole.layouts)
 
 
 def files_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Files:
@@ -280,6 +280,8 @@ def _pass(model: PreTrainedModel, recorded: tuple[int, ...]) -> TracedPass:
         install_capturing_hooks(model)  # before a copy shares its layers
     twin = with_stepped_mixers(with_folded_attention(model))
     try:
-        return HeadPass(twin) if is_head(model) else Pass(twin, recorded)
+        if is_head(model):
+            return HeadPass(twin)
+        return (EncoderDecoderPass if model.config.is_encoder_decoder else Pass)(twin, recorded)
     except Exception as error:  # models raise many kinds
         raise CannotCompile(f"it does not read a prompt of ids alone ({_short(error)})") from error

@@ -10,7 +10,6 @@ from torch import Tensor
 from ..hf_compat import without_modes
 from ..hf_compat.compiled import CompiledFunction
 from .ragged_cache import Layout, in_rows
-from .traced import NUM_PLACES
 from .traced_cache import by_layer
 
 
@@ -45,20 +44,21 @@ class PassOfPieces:
 
     Args:
         pieces: each a `BoundPass`, see `pieces_of`.
+        num_places: the tensors that the first one takes.
         recorded: the layers whose states a pass returns.
         layouts: of the layers.
     """
 
-    def __init__(self, pieces: list[Any], recorded: tuple[int, ...], layouts: Sequence[Layout]):
-        self.pieces, self.recorded, self.layouts = pieces, recorded, layouts
+    def __init__(self, pieces: list[Any], num_places: int, recorded: tuple[int, ...], layouts: Sequence[Layout]):
+        self.pieces, self.num_places, self.recorded, self.layouts = pieces, num_places, recorded, layouts
         self.before, *self.layers, self.after = pieces
         self.kept_at: dict[int, list[int]] = {}
         for place, layer in enumerate(recorded):
             self.kept_at.setdefault(layer % (len(self.layers) + 1), []).append(place)
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
-        states, places, *shared = self.before(inputs[:NUM_PLACES])
-        slots, columns, record = inputs[4], inputs[NUM_PLACES], inputs[NUM_PLACES + 1]
+        states, places, *shared = self.before(inputs[: self.num_places])
+        slots, columns, record = inputs[4], *inputs[self.num_places : self.num_places + 2]
         for index, (layer, cached) in enumerate(zip(self.layers, by_layer(self.layouts, inputs), strict=True)):
             for place in self.kept_at.get(index, ()):
                 size = states.shape[2]

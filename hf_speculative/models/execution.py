@@ -15,19 +15,19 @@ from .ahead import AheadModel
 from .artifacts import BoundPass, CompiledPass, PassOfPieces
 from .attention import takes_masks
 from .cached_model import device_of
-from .choice import choose
-from .encoder_decoder import multimodal_class_for
+from .choice import choose, ragged_unsupported_reason
+from .encoder_decoder import AheadEncoderDecoderModel, StaticEncoderDecoderModel, multimodal_class_for
 from .folder import FOLDER, OFF
 from .inputs import Inputs
 from .model_state import kept_with
 from .multimodal import AheadMultimodalModel, MultimodalModel, StaticMultimodalModel
-from .positions import counts_itself
 from .ragged import RaggedModel
 from .recording import AheadRecordingModel, RecordingModel, StaticRecordingModel
 from .replays import Capture, CudaGraph, failed_on
 from .sharding import group_of, is_sharded
 from .states import runs_more
 from .static import StaticModel
+from .verified_types import is_tested_multimodal
 
 #: seconds of decoding after which "auto" starts to compile; short scripts end before
 ENOUGH_SECONDS = 10.0
@@ -71,13 +71,16 @@ def multimodal_model(
     model: PreTrainedModel, inputs: Inputs, clamp_ids: bool = False, execution: Execution = EAGER
 ) -> MultimodalModel:
     """A ragged model for a prompt of more than ids."""
-    if (kind := multimodal_class_for(inputs)) is not MultimodalModel:
-        return kind(model, inputs, clamp_ids)
+    kind = multimodal_class_for(inputs)
+    if inputs.has_encoder and inputs.is_decoder:
+        return kind(model, inputs, clamp_ids)  # what it attends to is another model's
     if (capture := capture_of(model, execution)) is not None:
-        return StaticMultimodalModel(model, inputs, clamp_ids, capture=capture)
+        static = StaticEncoderDecoderModel if inputs.has_encoder else StaticMultimodalModel
+        return static(model, inputs, clamp_ids, capture=capture)
     if (run := compiled_pass(model, execution)) is not None:
-        return AheadMultimodalModel(model, inputs, clamp_ids, one_pass=run)
-    return MultimodalModel(model, inputs, clamp_ids)
+        ahead = AheadEncoderDecoderModel if inputs.has_encoder else AheadMultimodalModel
+        return ahead(model, inputs, clamp_ids, one_pass=run)
+    return kind(model, inputs, clamp_ids)
 
 
 def recording_model(model: PreTrainedModel, layers: tuple[int, ...], execution: Execution, is_static: bool) -> RecordingModel:
@@ -96,9 +99,14 @@ def capture_of(model: PreTrainedModel, execution: Execution) -> Capture | None:
 
 def has_fast_passes(model: PreTrainedModel, execution: Execution) -> bool:
     """Whether passes of `model`, as it is now, run from a file or captured."""
-    if choose(model).name != "ragged":
+    if not (_takes_encoded(model) if model.config.is_encoder_decoder else choose(model).name == "ragged"):
         return False
     return can_capture(model) if execution.captures else compiled_pass(model, execution) is not None
+
+
+def _takes_encoded(model: PreTrainedModel) -> bool:
+    """Whether a decoder's calls take the ragged path, whatever its encoder reads."""
+    return is_tested_multimodal(model) and ragged_unsupported_reason(model) is None
 
 
 def can_capture(model: PreTrainedModel) -> bool:
@@ -158,10 +166,6 @@ def uncompilable_reason(model: PreTrainedModel) -> str | None:
 
 def eager_reason(model: PreTrainedModel) -> str | None:
     """Why they can neither be compiled nor captured; `None` if they can."""
-    if model.config.is_encoder_decoder:
-        return "attends to an encoder's output, which only eager passes take"
-    if counts_itself(model):
-        return "takes positions from its cache's length"
     if not takes_masks(model):
         return "reads prompts by an attention that takes no explicit mask"
     for name, module in model.named_modules():

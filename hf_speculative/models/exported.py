@@ -119,7 +119,7 @@ def check(compiled: Runs, module: TracedPass, parts: Sequence[nn.Module] = ()) -
     if isinstance(compiled, PassOfPieces):
         *pieces, after = map(Checked, compiled.pieces, parts)
         after.num_outputs = 1  # the logits
-        compiled = PassOfPieces([*pieces, after], compiled.recorded, compiled.layouts)
+        compiled = PassOfPieces([*pieces, after], module.num_places, compiled.recorded, compiled.layouts)
     for seed, (num_rows, num_columns, seen, num_nodes) in enumerate(TRIED):
         inputs, others = (module.sample(num_rows, num_columns, seen, num_nodes, seed=seed) for _ in range(2))
         expected, found = module(*inputs), compiled(list(others))

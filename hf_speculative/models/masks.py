@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import CacheLayerMixin, DynamicCache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 from ..hf_compat import attention_name, cache_argument
 from ..types import Tree
-from .positions import position_keyword
-from .ragged_cache import RaggedCache
+from .positions import Columns, position_keyword
+from .ragged_cache import RaggedCache, for_model
 
 #: the attention of layers by their type
 ATTENTION_TYPES = {kind: kind for kind in ("full_attention", "sliding_attention", "chunked_attention")} | {
@@ -79,7 +80,9 @@ class AttentionLayers:
         self.are_recurrent, parameters = is_recurrent(model), signature(model.forward).parameters
         #: keywords of the cache and of positions, and whether the model can leave out the logits of some columns
         self.cache_name, self.keeps_logits = cache_argument(parameters), "logits_to_keep" in parameters
-        self.positions_name = position_keyword(model)
+        self.positions_name, self.columns = position_keyword(model), Columns(model)
+        #: before the keywords of ids and masks
+        self.prefix = "decoder_" if model.config.is_encoder_decoder else ""
         layers = DynamicCache(config=self.config).layers if self.are_recurrent else []
         self.num_states = [getattr(layer, "number_of_states", 0) for layer in layers]
         self.attends = [isinstance(layer, CacheLayerMixin) for layer in layers]
@@ -104,12 +107,25 @@ class AttentionLayers:
             asked: what else the model is given.
         """
         cache.recurrence.enter(ids.shape[1], is_filler)
-        given = {self.cache_name: cache} | asked
+        given = {self.cache_name: for_model(cache)} | asked
+        given |= {f"{self.prefix}input_ids": ids, f"{self.prefix}attention_mask": mask}
         if self.attend and self.positions_name is not None:
             given[self.positions_name] = positions
-        outputs = forward(input_ids=ids, attention_mask=mask, use_cache=True, return_dict=True, **given)
+        outputs = forward(use_cache=True, return_dict=True, **given)
         cache.recurrence.leave()
         return outputs
+
+    def encoded(self, states: Tensor, mask: Tensor, width: int) -> dict[str, Any]:
+        """What a decoder is given of its encoder, for a pass of `width` columns.
+
+        The mask has four dimensions: transformers takes that as it is, and would look whether another one hides anything.
+
+        Args:
+            states: `(batch, n, hidden)`.
+            mask: `(batch, n)`, which of them to attend to.
+        """
+        explicit = self.explicit(mask[:, None, None].bool().expand(-1, -1, width, -1).contiguous(), states.dtype)
+        return {"encoder_outputs": BaseModelOutput(last_hidden_state=states), "attention_mask": explicit}
 
     def masks(self, queries: Tensor, cache: RaggedCache, nodes: Nodes | None = None, is_filler: Tensor | None = None) -> Any:
         """Masks for columns in slots `queries (batch, q)` over the slots that layers of `cache` show: `(batch, 1, q, slots)`.
@@ -151,6 +167,12 @@ class AttentionLayers:
         if not self.is_additive:
             return visible
         return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
+
+
+def depths_of_keys(end: int, nodes: Nodes | None, device: torch.device) -> Tensor:
+    """Columns from each row's start, of what is in slots `[0, end)`: `(batch or 1, slots)`."""
+    slots = torch.arange(end, device=device)[None]
+    return slots if nodes is None else nodes.positions(slots)
 
 
 def nodes_of(tree: Tree, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:

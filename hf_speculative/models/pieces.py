@@ -15,7 +15,7 @@ from transformers import Cache
 
 from ..hf_compat import tree_map
 from .attention import fold, folds_by
-from .ragged_cache import Layout, fed_places
+from .ragged_cache import Layout, fed_places, for_model
 from .shallow import LayerProxy, decoder_layers, duplicate, exchanged
 from .traced import SAMPLES, Pass
 from .traced_cache import TracedCache
@@ -124,7 +124,7 @@ class Before(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """
         Args:
-            tensors: those of `ragged_pass`.
+            tensors: those of `Pass.places`.
 
         Returns:
             States `(batch, q, hidden)`, the slots of the columns `(batch, q)`, and what layers share.
@@ -175,7 +175,8 @@ class Layer(nn.Module):
         num_given = len(tensors) - self.layout.num_tensors
         states, places, slots, *shared = tensors[:num_given]
         cache = TracedCache([self.layout], [tensors[num_given:]])
-        cache.layers *= self.num_layers
+        for one in filter(None, (cache, cache.cross)):
+            one.layers *= self.num_layers
         cache.slots, cache.end = places, slots.shape[0]
         cache.recurrence.enter(places.shape[1], is_filler=places >= cache.end)
 
@@ -185,7 +186,7 @@ class Layer(nn.Module):
             if isinstance(value, Shared):
                 vars(shared[value.index])["folded"] = {kind: shared[index] for kind, index in value.folded}
                 return shared[value.index]
-            return {Given.STATES: states, Given.CACHE: cache}.get(value, value) if isinstance(value, Given) else value
+            return {Given.STATES: states, Given.CACHE: for_model(cache)}.get(value, value) if isinstance(value, Given) else value
 
         args, kwargs = tree_map(given, self.call)
         output = self.layer(*args, **kwargs)
@@ -211,7 +212,8 @@ class After(nn.Module):
         rows, slots = ids[:, 0], torch.arange(width)
         tree = rows + width, ids[:, :1], ids[:, :1, None] == 0
         self.watch.begin(states)
-        return self.whole(ids, rows, rows, ids[:, :1].expand(-1, 3), slots, *tree, columns, *self.watch.no_caches)
+        bounds, unread = ids[:, :1].expand(-1, 3), self.whole.nothing_encoded(num_rows)
+        return self.whole(ids, rows, rows, bounds, slots, *tree, *unread, columns, *self.watch.no_caches)
 
 
 def pieces_of(whole: Pass) -> list[nn.Module]:
@@ -226,6 +228,8 @@ def pieces_of(whole: Pass) -> list[nn.Module]:
     model, path = whole.model, decoder_layers(whole.model)
     if path is None:
         raise CannotCut("there is no single list of decoder layers")
+    if any(hasattr(module, "compute_bias") for module in model.modules()):
+        raise CannotCut("layers add the bias that the first one computes")
     layers = list(model.get_submodule(path))
     if any(layer % (len(layers) + 1) == len(layers) for layer in whole.recorded):
         raise CannotCut("the states behind the last layer are asked for")

@@ -13,22 +13,34 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..hf_compat import is_compiled
+from .cached_model import max_positions_of
 from .shallow import exchanged, has_own_forward, shallow
 
 
 class Columns:
-    """The columns of the pass under way, as modules that count read them."""
+    """The columns of the pass under way, as modules that count read them.
 
-    def begin(self, positions: Tensor, num_positions: int, depths: Tensor, depths_of_keys: Tensor) -> None:
+    Attributes:
+        are_read: the modules of `model` count positions.
+        most_positions: in its tables, 0 if that is not known; `None`: it has none.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        counting = {} if position_keyword(model) is not None else _counting(model)
+        self.are_read, has_tables = bool(counting), _absolute in counting.values()
+        self.most_positions = (max_positions_of(model) or 0) if has_tables else None
+
+    def begin(self, positions: Tensor, depths: Tensor, depths_of_keys: Tensor, num_positions: int | None = None) -> None:
         """Begin a pass.
 
         Args:
-            positions: `(batch, q)` int64, all below `num_positions`.
+            positions: `(batch, q)` int64.
             depths: `(batch, q)` int64, columns from each row's start.
             depths_of_keys: `(batch or 1, slots)` int64, the same of what the pass attends to.
+            num_positions: of the text; the longest text's where it is not known, in passes of static shape.
         """
-        self.positions, self.num_positions = positions, num_positions
-        self.depths, self.depths_of_keys = depths, depths_of_keys
+        self.num_positions = self.most_positions if num_positions is None else num_positions
+        self.positions, self.depths, self.depths_of_keys = positions, depths, depths_of_keys
 
 
 def position_keyword(model: PreTrainedModel) -> str | None:
@@ -88,64 +100,63 @@ def _parameters(forward: Callable) -> frozenset[str]:
 
 def _absolute(module: nn.Module, columns: Columns) -> nn.Module:
     """A table of embeddings by position, whose first argument is ids, or their shape."""
-    twin, signature = shallow(module), inspect.signature(module.forward)
-    padding = getattr(module, "padding_idx", None)
-
-    def run(*args, **kwargs):
-        given = signature.bind(*args, **kwargs).arguments
-        names = [name for name in given if name.startswith("input")]
-        ids, is_shape = next(given[name] for name in names if given[name] is not None), names[0].endswith("shape")
-
-        def at_first(num_positions: int, token: int) -> Tensor:
-            shape = 1, num_positions
-            like = torch.Size(shape) if is_shape else ids.new_full(shape, token)
-            own = given | dict.fromkeys(names) | {names[0]: like, "past_key_values_length": 0}
-            return module(**own | dict.fromkeys(given.keys() & {"position_ids"})).reshape(num_positions, -1)
-
-        found = at_first(columns.num_positions, 0 if padding is None else padding + 1)[columns.positions]
-        if padding is None or is_shape:
-            return found
-        return torch.where((ids == padding)[..., None], at_first(1, padding), found)
-
-    twin.forward = run
+    twin = shallow(module)
+    twin.forward = functools.partial(_in_table, module, columns)  # unlike a closure, a copy of it has copies of both
     return twin
+
+
+def _in_table(module: nn.Module, columns: Columns, *args, **kwargs) -> Tensor:
+    given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    names, padding = [name for name in given if name.startswith("input")], getattr(module, "padding_idx", None)
+    ids, is_shape = next(given[name] for name in names if given[name] is not None), names[0].endswith("shape")
+
+    def at_first(num_positions: int, token: int) -> Tensor:
+        shape = 1, num_positions
+        like = torch.Size(shape) if is_shape else ids.new_full(shape, token)
+        own = given | dict.fromkeys(names) | {names[0]: like, "past_key_values_length": 0}
+        return module(**own | dict.fromkeys(given.keys() & {"position_ids"})).reshape(num_positions, -1)
+
+    positions = columns.positions.clamp(max=columns.num_positions - 1)
+    found = at_first(columns.num_positions, 0 if padding is None else padding + 1)[positions]
+    if padding is None or is_shape:
+        return found
+    return torch.where((ids == padding)[..., None], at_first(1, padding), found)
 
 
 def _relative(module: nn.Module, columns: Columns) -> nn.Module:
-    """Biases by the distance of key and query: those of one query at the end, `(1, heads, 1, keys)`."""
-    twin, compute_bias = shallow(module), module.compute_bias
-    signature = inspect.signature(compute_bias)
-
-    def run(*args, **kwargs):
-        given = signature.bind(*args, **kwargs).arguments
-        last = columns.depths_of_keys.shape[1] - 1
-        by_distance = compute_bias(**given | {"query_length": 1, "past_seen_tokens": last})[0, :, 0].flip(-1)
-        distances = columns.depths[:, :, None] - columns.depths_of_keys[:, None]
-        return by_distance[:, distances.clamp(min=0)].transpose(0, 1)
-
-    twin.compute_bias = run
+    """Biases by the distance of key and query."""
+    twin = shallow(module)
+    twin.compute_bias = functools.partial(_biases, module, columns)
     return twin
+
+
+def _biases(module: nn.Module, columns: Columns, *args, **kwargs) -> Tensor:
+    given, last = inspect.signature(module.compute_bias).bind(*args, **kwargs).arguments, columns.depths_of_keys.shape[1] - 1
+    # Those of one query at the end, `(1, heads, 1, keys)`.
+    by_distance = module.compute_bias(**given | {"query_length": 1, "past_seen_tokens": last})[0, :, 0].flip(-1)
+    distances = columns.depths[:, :, None] - columns.depths_of_keys[:, None]
+    return by_distance[:, distances.clamp(min=0)].transpose(0, 1)
 
 
 def _alibi(module: nn.Module, columns: Columns) -> nn.Module:
     """Biases by a key's position alone: a distance less what the softmax does not see."""
-    twin, build = shallow(module), module.build_alibi_tensor
-
-    def run(mask: Tensor, *args, **kwargs):
-        num_rows, depths = len(columns.depths), columns.depths_of_keys
-        biases = build(torch.ones_like(depths[:1]), *args, **kwargs)[:, 0]
-        return biases[:, depths].transpose(0, 1).expand(num_rows, -1, -1).reshape(-1, 1, depths.shape[1])
-
-    twin.build_alibi_tensor = run
+    twin = shallow(module)
+    twin.build_alibi_tensor = functools.partial(_of_keys, module, columns)
     return twin
+
+
+def _of_keys(module: nn.Module, columns: Columns, mask: Tensor, *args, **kwargs) -> Tensor:
+    num_rows, depths = columns.depths.shape[0], columns.depths_of_keys
+    biases = module.build_alibi_tensor(torch.ones_like(depths[:1]), *args, **kwargs)[:, 0]
+    return biases[:, depths].transpose(0, 1).expand(num_rows, -1, -1).reshape(-1, 1, depths.shape[1])
 
 
 def _alibi_from_the_end(module: nn.Module, columns: Columns) -> nn.Module:
-    """The same by the distance from the last key, of which the model makes as many as its texts may be long."""
-    twin, build = shallow(module), module.build_mpt_alibi_tensor
-
-    def run(num_heads: int, length: int, *args, **kwargs):
-        return build(num_heads, max(length, columns.depths_of_keys.shape[1]), *args, **kwargs)
-
-    twin.build_mpt_alibi_tensor = run
+    """The same by the distance from the last key: of the keys of a pass, not of as many as the longest text has."""
+    twin = shallow(module)
+    twin.build_mpt_alibi_tensor = functools.partial(_of_distances, module, columns)
     return twin
+
+
+def _of_distances(module: nn.Module, columns: Columns, num_heads: int, length: int, *args, **kwargs) -> Tensor:
+    return module.build_mpt_alibi_tensor(num_heads, columns.depths_of_keys.shape[1], *args, **kwargs)

@@ -17,8 +17,8 @@ from ..types import Batch, columns_from, uploaded
 from . import pool
 from .attention import takes_masks, with_folded_attention
 from .cached_model import device_of, last_id, reads_length
-from .masks import AttentionLayers, Nodes, nodes_of
-from .positions import Columns, with_given_positions
+from .masks import AttentionLayers, Nodes, depths_of_keys, nodes_of
+from .positions import with_given_positions
 from .ragged_cache import RaggedLayer
 from .stepped import with_stepped_mixers
 
@@ -49,12 +49,9 @@ class RaggedModel(CachedModel):
     recorded: tuple[int, ...] = ()
 
     def __init__(self, model: PreTrainedModel, clamp_ids: bool = False):
-        twin, self.columns = with_stepped_mixers(with_folded_attention(model)), Columns()
-        self.original, self.model = model, with_given_positions(twin, self.columns)
-        #: whether the model's modules count positions, padding included, and read `columns` instead
-        self.counts_itself = self.model is not twin
+        self.original, self.layers = model, AttentionLayers(model)
+        self.model = with_given_positions(with_stepped_mixers(with_folded_attention(model)), self.layers.columns)
         self.last_id = last_id(model) if clamp_ids else None
-        self.layers = AttentionLayers(model)
         self.reads_prompts = not takes_masks(model)
         self.takes_trees = not self.layers.are_recurrent
         self.cache = self.layers.new_cache()
@@ -73,7 +70,7 @@ class RaggedModel(CachedModel):
 
     @functools.cached_property
     def shares_prefixes(self) -> bool:  # type: ignore[override]
-        return not (reads_length(self.original) or self.layers.are_recurrent or self.counts_itself)
+        return not (reads_length(self.original) or self.layers.are_recurrent or self.layers.columns.are_read)
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         ends, widths = self._begin(batch, ahead)
@@ -114,11 +111,9 @@ class RaggedModel(CachedModel):
         depths = position_ids
         if any(self.offsets):
             position_ids = position_ids + uploaded(self.offsets, self.device)[:, None]
-        if self.counts_itself:
-            keys = torch.arange(end, device=self.device)[None]
-            of_keys = keys if nodes is None else nodes.positions(keys)
+        if self.layers.columns.are_read:
             num_positions = min(end + max(self.offsets), batch.max_length)
-            self.columns.begin(position_ids.clamp(max=num_positions - 1), num_positions, depths, of_keys)
+            self.layers.columns.begin(position_ids, depths, depths_of_keys(end, nodes, self.device), num_positions)
         outputs = self.layers.run(self.run, self.cache, input_ids, position_ids, attention_mask, is_filler, **keep)
         self._finish(ends, first + width)
         return outputs.logits[:, -num_last:].to(batch.tokens.device)
@@ -138,7 +133,7 @@ class RaggedModel(CachedModel):
         return ends, [end - seen for end, seen in zip(ends, self.host_seen, strict=True)]
 
     def _offsets(self, batch: Batch) -> list[int]:
-        return list(batch.host_padding) if self.counts_itself and not self.rows_are_alone else [0] * len(batch.rows)
+        return list(batch.host_padding) if self.layers.columns.are_read and not self.rows_are_alone else [0] * len(batch.rows)
 
     @staticmethod
     def _ends(batch: Batch, ahead: int) -> list[int]:

@@ -5,14 +5,14 @@ is a smaller length, without a copy. Rows that leave free their lanes, which oth
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import Cache, CacheLayerMixin
+from transformers import Cache, CacheLayerMixin, EncoderDecoderCache
 
 from ..hf_compat import LinearAttentionLayer
 from ..types import uploaded
@@ -49,6 +49,11 @@ def in_rows(slots: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.arange(len(slots), device=device)[:, None], slots.to(device)
 
 
+def for_model(cache: Any) -> Cache:
+    """A `RaggedCache`, or a `TracedCache`, as a model takes it: with what it keeps of an encoder's output, if anything."""
+    return cache if cache.cross is None else EncoderDecoderCache(cache, cache.cross)
+
+
 @dataclass(frozen=True)
 class Layout:
     """The tensors in which a compiled pass finds what a layer caches.
@@ -57,14 +62,16 @@ class Layout:
         keys: heads and width of keys and of values, which come first, each `(batch, heads, capacity, width)`.
         states: of each recurrent state its kind, index, shape without rows, and dtype. It is read from one tensor
             `(batch, ...)`, and that after each column is written to another, `(columns, batch, ...)`.
+        cross: as `keys`, of an encoder's output, which come last and are read only.
     """
 
     keys: tuple[tuple[int, int], ...] = ()
     states: tuple[tuple[str, int, tuple[int, ...], torch.dtype], ...] = ()
+    cross: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tensors(self) -> int:
-        return len(self.keys) + 2 * len(self.states)
+        return len(self.keys) + 2 * len(self.states) + len(self.cross)
 
 
 class RaggedLayer(CacheLayerMixin):
@@ -179,6 +186,8 @@ class RaggedCache(Cache):
         recurrence: what is known of recurrent states, if layers have any.
         recorded: hidden states beside the keys, for a call that asks for them; its values have no width.
         recordings: those of this call and of earlier ones, by the states that they are of.
+        cross: keys and values of an encoder's output, if layers attend to one.
+        buffers: those that captured passes read.
 
     Args:
         windows: of each layer, within which it attends.
@@ -188,10 +197,12 @@ class RaggedCache(Cache):
 
     made_for: tuple = ()
     recorded: RaggedLayer | None = None
+    cross: Cache | None = None
 
     def __init__(self, windows: list[int | None], num_states: Sequence[int] = (), attends: Sequence[bool] = ()):
         self.captured: dict[tuple, Callable[..., Any]] = {}
         self.recordings: dict[tuple[int, ...], RaggedLayer] = {}
+        self.buffers: dict[Hashable, Tensor] = {}
         self.start, self.end, self.lowest, self.capacity = 0, 0, 0, 0
         self.num_rows, self.used = 0, 0
         self.slots: Tensor | None = None
@@ -247,7 +258,7 @@ class RaggedCache(Cache):
             state = states[key]  # type: ignore[index]
             of_layers.setdefault(key[0], []).extend([state[columns.start], state[columns.start + 1 : columns.stop + 1]])
         tensors: list[Tensor] = []
-        for layer, layout in zip(self.layers, layouts, strict=True):
+        for index, (layer, layout) in enumerate(zip(self.layers, layouts, strict=True)):
             if layout.keys:
                 if not layer.is_initialized:
                     sizes = ((num_rows, heads, 0, width) for heads, width in layout.keys)
@@ -255,6 +266,9 @@ class RaggedCache(Cache):
                 tensors += layer.filled()
             if isinstance(layer, RecurrentLayer):
                 tensors += of_layers.get(layer.place, [])
+            if layout.cross:
+                encoded = self.cross.layers[index]  # type: ignore[union-attr]
+                tensors += [encoded.keys, encoded.values]
         return tensors
 
     def first(self, window: int | None) -> int:
@@ -288,10 +302,19 @@ class RaggedCache(Cache):
         else:
             self.capacity = 0
             self._forget_recordings()
+            self.buffers.clear()
             for layer in allocated:
                 layer.is_initialized, layer.keys, layer.values = False, None, None
         self.used = 0
         self.recurrence.clear()
+
+    def in_buffer(self, key: Hashable, part: Tensor) -> Tensor:
+        """A copy of `part` at the address of earlier ones with this key, where captured passes find it."""
+        buffer = self.buffers.get(key)
+        if buffer is None or buffer.numel() < part.numel():
+            buffer = self.buffers[key] = part.new_empty(part.numel())
+            self.captured.clear()
+        return buffer[: part.numel()].view(part.shape).copy_(part)
 
     def _forget_recordings(self) -> None:
         """Of earlier calls, which do not grow with the layers."""

@@ -21,9 +21,12 @@ REPLACED = ("generate", "generate_batch", "init_continuous_batching")
 def decoder_layers(model: PreTrainedModel) -> str | None:
     """The path of the model's only list of decoder layers, such as `"model.layers"`; `None` without one, or with several."""
     num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    encoder = model.get_encoder() if model.config.is_encoder_decoder else None
     found, pending = [], list(model.named_children())
     while pending:
         path, module = pending.pop()
+        if module is encoder:
+            continue
         if isinstance(module, nn.ModuleList):
             found += [path] if len(module) == num_layers else []
         else:

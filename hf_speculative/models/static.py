@@ -16,7 +16,7 @@ from ..types import Batch, uploaded
 from .masks import no_nodes
 from .ragged import RaggedModel
 from .replays import Capture, Replays, ladder, padded, rounded_up
-from .traced import MAX_COLUMNS, ragged_pass
+from .traced import MAX_COLUMNS, NUM_PLACES, ragged_pass
 
 
 class StaticModel(RaggedModel):
@@ -43,7 +43,7 @@ class StaticModel(RaggedModel):
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         ends, widths = self._begin(batch, ahead)
-        if not self._is_static(max(widths), ahead):
+        if not self._is_static(batch, max(widths), ahead):
             return super().logits(batch, ahead, num_last)
         width = self._width(widths, batch, ahead)
         inputs = self._tensors(batch, ahead, width, max(ends))
@@ -56,7 +56,7 @@ class StaticModel(RaggedModel):
     def drafts_at_once(self, batch: Batch) -> bool:
         if self.capture is None or batch.tokens.device != self.device:  # a capture is of one device, tokens included
             return False
-        return self._is_static(max(self._begin(batch, ahead=0)[1]))
+        return self._is_static(batch, max(self._begin(batch, ahead=0)[1]))
 
     def draft(self, batch: Batch, num_tokens: int, draw, settings: Hashable) -> tuple[Tensor, Tensor | None]:
         ends, widths = self._begin(batch, ahead=0)
@@ -102,10 +102,10 @@ class StaticModel(RaggedModel):
         wanted = rounded_up(num_nodes) + width - num_nodes if num_nodes else rounded_up(width)
         return max(width, min(wanted, min(batch.host_lengths) + ahead))
 
-    def _is_static(self, width: int, ahead: int = 0) -> bool:
+    def _is_static(self, batch: Batch, width: int, ahead: int = 0) -> bool:
         if self.all_slots:
             return True
-        if width > MAX_COLUMNS or 0 in self.host_seen or self.between_positions:
+        if width > MAX_COLUMNS or 0 in self.host_seen or self._has_odd_positions(batch):
             return False
         recurrence = self.cache.recurrence
         return recurrence.num_states == 1 and recurrence.keeps_each(rounded_up(width), ahead)
@@ -130,10 +130,10 @@ class StaticModel(RaggedModel):
             *nodes,
         )
 
-    @property
-    def between_positions(self) -> bool:
-        """Whether a row's text stands between whole positions, as behind some videos."""
-        return any(offset % 1 for offset in self.offsets)
+    def _has_odd_positions(self, batch: Batch) -> bool:
+        """Whether a text stands between whole positions, as behind some videos, or may go on past the model's tables."""
+        most = self.layers.columns.most_positions
+        return any(offset % 1 for offset in self.offsets) or (most is not None and batch.max_length > most)
 
     def _bounds_and_slots(self, capacity: int, max_position: int) -> tuple[Tensor, Tensor]:
         """The `bounds` of `ragged_pass`, and all slots: made once, not in each draft step."""
@@ -150,4 +150,13 @@ class StaticModel(RaggedModel):
     def _one_pass(self, inputs: tuple[Tensor, ...], num_last: int) -> Callable[..., Tensor]:
         """A pass as a function of its tensors alone; it gives at least the last `num_last` columns' logits."""
         keep: dict[str, Any] = {"logits_to_keep": 1} if self._keeps_last(num_last) else {}
-        return lambda *tensors: ragged_pass(self.run, self.cache, self.layers, tensors, **keep).logits
+
+        def one_pass(*tensors: Tensor) -> Tensor:
+            encoded = self.given_encoded(tensors[0].shape[1], *tensors[NUM_PLACES:])
+            return ragged_pass(self.run, self.cache, self.layers, tensors[:NUM_PLACES], **keep, **encoded).logits
+
+        return one_pass
+
+    def given_encoded(self, width: int) -> dict[str, Any]:
+        """What the model is given of an encoder in a pass of `width` columns, made of further tensors of the pass."""
+        return {}

@@ -12,10 +12,11 @@ from transformers import PreTrainedModel
 
 from ..types import Tree
 from .cached_model import max_positions_of
-from .masks import AttentionLayers, Nodes, no_nodes, nodes_of
+from .masks import AttentionLayers, Nodes, depths_of_keys, no_nodes, nodes_of
+from .positions import with_given_positions
 from .ragged_cache import Layout, fed_places
 from .states import asked_for, joined
-from .traced_cache import TracedCache, by_layer, layouts_of, layouts_of_head
+from .traced_cache import TracedCache, by_layer, layouts_of, layouts_of_head, size_of_encoded
 
 #: the most columns of a pass; longer prompts run eagerly, where Python is a small part of the time
 MAX_COLUMNS = 512
@@ -25,7 +26,7 @@ NUM_SAMPLED = 100
 NUM_SPARE, NUM_PLACES = 3, 8
 #: rows, columns, seen slots, nodes and kept columns of two passes, by which it is told which sizes vary; no two vary alike
 SAMPLES = (3, 5, 300, 3, 4), (2, 7, 333, 4, 6)
-COLUMNS = tuple(columns for _, columns, *_ in SAMPLES)
+ROWS, COLUMNS, *_ = zip(*SAMPLES, strict=True)
 
 
 def ragged_pass(
@@ -53,7 +54,10 @@ def ragged_pass(
     queries, cache.slots = fed_places(first, seen, bounds, input_ids.shape[1])
     cache.end, nodes = slots.shape[0], Nodes(*tree)
     is_filler = cache.slots == bounds[:, :1] if cache.recurrence.has_filler else None
-    positions = torch.minimum(nodes.positions(queries), bounds[:, 1:2]) + bounds[:, 2:]
+    depths = torch.minimum(nodes.positions(queries), bounds[:, 1:2])
+    positions = depths + bounds[:, 2:]
+    if layers.columns.are_read:
+        layers.columns.begin(positions, depths, depths_of_keys(cache.end, nodes, slots.device))
     mask = prepared(layers.masks(queries, cache, nodes, is_filler))
     return layers.run(model, cache, input_ids, positions, mask, is_filler, **asked)
 
@@ -61,11 +65,11 @@ def ragged_pass(
 def sizes_that_vary(one: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[dict[int, tuple[int, tuple]], ...]:
     """Of tensors of two passes of `SAMPLES`, by dimension, a factor and the pair of sizes in both that it multiplies.
 
-    The factor is 1 except of multiples of the columns, such as the sizes of folded masks.
+    The factor is 1 except of multiples of the columns, such as the sizes of folded masks, and of the rows, such as of ALiBi.
     """
 
     def factored(a: int, b: int) -> tuple[int, tuple[int, int]]:
-        times = a // COLUMNS[0] if a * COLUMNS[1] == b * COLUMNS[0] else 1
+        times = next((a // first for first, other in (ROWS, COLUMNS) if a * other == b * first), 1)
         return times, (a // times, b // times)
 
     return tuple(
@@ -75,12 +79,19 @@ def sizes_that_vary(one: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[dic
 
 
 class TracedPass(nn.Module):
-    """One pass of `model` as a function of tensors: see `sample` for their order."""
+    """One pass of `model` as a function of tensors: see `sample` for their order.
+
+    Attributes:
+        num_places: tensors that say what is fed, and where it stands.
+    """
+
+    num_places = NUM_PLACES
 
     def __init__(self, model: PreTrainedModel, layouts_of: Callable[[PreTrainedModel, AttentionLayers], list[Layout]]):
         super().__init__()
-        self.model, self.layers = model, AttentionLayers(model)
+        self.layers = AttentionLayers(model)
         self.layouts = layouts_of(model, self.layers)
+        self.model = with_given_positions(model, self.layers.columns)
         self.num_tensors = sum(layout.num_tensors for layout in self.layouts)
 
     @abstractmethod
@@ -129,6 +140,7 @@ class TracedPass(nn.Module):
             shapes.append(((num_rows, heads, capacity, dim), self.model.dtype))
         for *_, shape, dtype in layout.states:
             shapes += [((num_rows, *shape), dtype), ((num_columns, num_rows, *shape), dtype)]
+        shapes += [((num_rows, heads, num_encoded(seen), dim), self.model.dtype) for heads, dim in layout.cross]
         return [torch.randn(shape, generator=generator).to(dtype) for shape, dtype in shapes]
 
     def places(
@@ -182,13 +194,13 @@ class Pass(TracedPass):
         return [torch.zeros(num_rows, capacity, size, dtype=self.model.dtype)] if self.recorded else []
 
     def written(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-        given, end = inputs[NUM_PLACES + 1 : len(inputs) - self.num_tensors], len(inputs[4])
+        given, end = inputs[self.num_places + 1 : len(inputs) - self.num_tensors], len(inputs[4])
         return super().written(inputs) + [states[:, end - inputs[0].shape[1] : end] for states in given]
 
     def forward(self, *tensors: Tensor, prepared: Callable[[Any], Any] = lambda masks: masks) -> tuple[Tensor, Tensor]:
         """
         Args:
-            tensors: those of `ragged_pass`, and these:
+            tensors: those of `ragged_pass`, those of `encoded`, and these:
             columns: `(m,)`, those whose logits are computed.
             record: if states are `recorded`, one `(batch, capacity, states * hidden)`, for them in their keys' slots.
             caches: of all layers, one after the other, the tensors of its `Layout`.
@@ -197,18 +209,53 @@ class Pass(TracedPass):
         Returns:
             Logits `(batch, m, vocab)`, and where they are largest, `(batch, m)`.
         """
-        columns, *others = tensors[NUM_PLACES:]
+        places, (columns, *others) = tensors[: self.num_places], tensors[self.num_places :]
         record, cache = others[: len(others) - self.num_tensors], self.cache_of(others)
         asked: dict[str, Any] = {"logits_to_keep": columns} if self.layers.keeps_logits else {}
         if self.recorded:
             asked["output_hidden_states"] = asked_for(self.recorded)
-        places = tensors[:NUM_PLACES]
-        outputs = ragged_pass(self.model, cache, self.layers, places, prepared, **asked)
+        asked |= self.encoded(places[0].shape[1], *places[NUM_PLACES:])
+        outputs = ragged_pass(self.model, cache, self.layers, places[:NUM_PLACES], prepared, **asked)
         for states in record:
             rows = torch.arange(states.shape[0], device=states.device)[:, None]
             states.index_put_((rows, cache.slots), joined(outputs, self.recorded, states.device))
         logits = outputs.logits if self.layers.keeps_logits else outputs.logits[:, columns]
         return logits, self.likeliest(logits)
+
+
+    def encoded(self, width: int) -> dict[str, Any]:
+        """What the model is given of an encoder, for a pass of `width` columns."""
+        return {}
+
+    def nothing_encoded(self, num_rows: int) -> list[Tensor]:
+        """The arguments of `encoded` where they are not read."""
+        return []
+
+
+class EncoderDecoderPass(Pass):
+    """A pass of a decoder that attends to an encoder's output."""
+
+    num_places = NUM_PLACES + 2
+
+    def places(
+        self, num_rows: int, num_columns: int, seen: int, num_nodes: int, generator: torch.Generator
+    ) -> tuple[Tensor, ...]:
+        mask = torch.ones(num_rows, num_encoded(seen), dtype=torch.long)
+        mask[1::2, -1] = 0
+        states = torch.randn(*mask.shape, size_of_encoded(self.model), generator=generator).to(self.model.dtype)
+        return (*super().places(num_rows, num_columns, seen, num_nodes, generator), states, mask)
+
+    def encoded(self, width: int, states: Tensor, mask: Tensor) -> dict[str, Any]:  # type: ignore[override]
+        return self.layers.encoded(states, mask, width)
+
+    def nothing_encoded(self, num_rows: int) -> list[Tensor]:
+        states = torch.zeros(num_rows, 1, size_of_encoded(self.model), dtype=self.model.dtype)
+        return [states, torch.zeros(num_rows, 1, dtype=torch.long)]
+
+
+def num_encoded(seen: int) -> int:
+    """Of a pass that is tried out, how much the encoder read."""
+    return 9 + seen // 3
 
 
 class HeadPass(TracedPass):

@@ -2,10 +2,11 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from ..hf_compat import LinearAttentionLayer
 from .masks import AttentionLayers
@@ -87,11 +88,18 @@ class TracedCache(Cache):
     start = 0
     end: int
     slots: Tensor
+    cross: "TracedCache | None" = None
 
     def __init__(self, layouts: Sequence[Layout], tensors: Sequence[Sequence[Tensor]]):
-        layers = [TracedLayer(self, *layer) for layer in zip(layouts, tensors, strict=True)]
+        num_own = [layout.num_tensors - len(layout.cross) for layout in layouts]
+        own = [part[:num] for part, num in zip(tensors, num_own, strict=True)]
+        layers = [TracedLayer(self, *layer) for layer in zip(layouts, own, strict=True)]
         self.recurrence = TracedRecurrence([layer for layer in layers if layer.after])
         super().__init__(layers=layers)  # type: ignore[arg-type]
+        if any(layout.cross for layout in layouts):
+            others = [part[num:] for part, num in zip(tensors, num_own, strict=True)]
+            self.cross = TracedCache([Layout(keys=layout.cross) for layout in layouts], others)
+            self.cross.start = 1  # it is full
 
     def first(self, window: int | None) -> int:
         """Windows look at all slots: what a mask hides changes no shape."""
@@ -100,23 +108,37 @@ class TracedCache(Cache):
 
 def layouts_of(model: PreTrainedModel, layers: AttentionLayers) -> list[Layout]:
     """Find what the layers of a language model cache, by a prompt of two tokens."""
-    cache = DynamicCache(config=layers.config)
+    cache, cross = DynamicCache(config=layers.config), DynamicCache(config=layers.config)
+    given: dict[str, Any] = {layers.cache_name: cache}
     ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+    if layers.prefix:
+        states = torch.zeros(1, 2, size_of_encoded(model), dtype=model.dtype, device=model.device)
+        given = {layers.cache_name: EncoderDecoderCache(cache, cross)} | layers.encoded(states, torch.ones_like(ids), width=2)
     with torch.no_grad():
-        model(input_ids=ids, use_cache=True, **{layers.cache_name: cache})
+        model(use_cache=True, **{f"{layers.prefix}input_ids": ids}, **given)
     layouts = []
-    for layer in cache.layers:
-        keys = [getattr(layer, name, None) for name in ("keys", "values")]
+    for layer, encoded_layer in itertools.zip_longest(cache.layers, cross.layers):
         held = states_of(layer) if isinstance(layer, LinearAttentionLayer) else []
         states = [(name, i, state) for name, by_index in held for i, state in by_index.items() if state is not None]
         layouts.append(
             Layout(
-                tuple((part.shape[1], part.shape[3]) for part in keys if part is not None),
+                _shapes_of_keys(layer),
                 tuple((name, index, tuple(state.shape[1:]), state.dtype) for name, index, state in states),
+                _shapes_of_keys(encoded_layer),
             )
         )
     # Older transformers do not list layers that read the keys of others.
     return layouts + [Layout()] * (layers.config.num_hidden_layers - len(layouts))
+
+
+def _shapes_of_keys(layer: Any) -> tuple[tuple[int, int], ...]:
+    keys = [getattr(layer, name, None) for name in ("keys", "values")]
+    return tuple((part.shape[1], part.shape[3]) for part in keys if part is not None)
+
+
+def size_of_encoded(model: PreTrainedModel) -> int:
+    """The width of the encoder's states."""
+    return model.get_encoder().config.get_text_config().hidden_size
 
 
 def layouts_of_head(layers: AttentionLayers) -> list[Layout]:

@@ -360,7 +360,7 @@ class TestWhatCannotBeCompiled:
                 found[place == 0] = (factor * found[place == 0]).to(found[place == 0].dtype)
             return found
 
-        passes = PassOfPieces([partial(run, part) for part in files.parts], (), files.whole.layouts)
+        passes = PassOfPieces([partial(run, part) for part in files.parts], files.whole.num_places, (), files.whole.layouts)
         with torch.no_grad(), pytest.raises(exported.Differs, match=message) if message else nullcontext():
             exported.check(passes, files.whole, files.parts)
 

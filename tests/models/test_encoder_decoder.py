@@ -9,19 +9,22 @@ import torch
 from transformers import WhisperForCausalLM
 
 import hf_speculative as hs
-from hf_speculative.models import Inputs, choose, choose_for, max_positions_of, prepared_inputs
+from hf_speculative.call.configuration import as_keywords
+from hf_speculative.models import Inputs, artifacts, choose, choose_for, max_positions_of, pool, prepared_inputs, replays
 from hf_speculative.models.encoder_decoder import EncoderDecoderModel
-from hf_speculative.models.execution import uncompilable_reason
+from hf_speculative.models.bound import BoundPass, PassOfPieces
 from hf_speculative.types import Batch
 from tests.architectures.check import build
 from tests.architectures.inputs import prompts
 from tests.support import tiny
 from tests.support.cases import slow_but
+from tests.support.fake_graphs import Recorded
 from tests.support.plain import agrees, takes_lanes
 
 #: positions from the cache's length, and beside padding; biases; positions that are given; an encoder of another type
 TYPES = ("bart", "m2m_100", "t5", "t5gemma", "encoder-decoder", "whisper")
 GREEDY = {"max_new_tokens": 20, "do_sample": False}
+OPTIMIZED = as_keywords({"optimize": True})
 
 
 def mapping_of(name):
@@ -36,6 +39,13 @@ def models():
 @pytest.fixture(params=slow_but(TYPES, "bart", "t5", "whisper"))
 def case(request, models):
     return models[request.param], prompts(mapping_of(request.param), models[request.param], 3)
+
+
+def unequal_end(sequences):
+    """A token that ends the rows of 20 new tokens at places far apart."""
+    rows = sequences[:, -20:].tolist()
+    places = {token: [(*row, token).index(token) for row in rows] for row in rows for token in row}
+    return max(places, key=lambda token: max(places[token]) - min(places[token]))
 
 
 def drafts(target):
@@ -186,6 +196,105 @@ def test_an_offloaded_table_of_positions(models):
     agrees(accelerate.cpu_offload(target), call, draft_model=draft, num_draft_tokens=4)
 
 
-def test_check_names_the_path(models):
-    assert hs.check(models["t5"], tiny.noisy_copy(models["t5"], 0.1)).target.path == "ragged"
-    assert "encoder" in uncompilable_reason(models["t5"])
+def test_check_names_the_path(models, emulated):
+    report = hs.check(models["t5"], tiny.noisy_copy(models["t5"], 0.1)).target
+    assert report.path == "ragged" and "eager until they are compiled" in report.passes
+
+
+class TestCaptured:
+    @pytest.fixture
+    def recorded(self, monkeypatch):
+        capture = Recorded()
+        pool._kept.clear()
+        monkeypatch.setattr(replays, "NUM_EAGER", 0)
+        monkeypatch.setattr("hf_speculative.models.execution.capture_of", lambda *_: capture)
+        return capture
+
+    def test_rows_of_calls_whose_encoders_read_more_and_less(self, case, recorded):
+        """The graphs of a call are replayed in later ones, over what these encoders gave."""
+        target, call = case
+        draft = drafts(target)["noisy"]
+        for seed in (0, 1):
+            call = prompts(mapping_of(target.config.model_type), target, 3, seed)
+            agrees(target, call | GREEDY, draft_model=draft, num_draft_tokens=4)
+        num_captures = recorded.num_captures
+        agrees(target, call | GREEDY, draft_model=draft, num_draft_tokens=4)
+        assert recorded.num_captures == num_captures and recorded.num_replays > num_captures > 0
+        for width in (9, 5):
+            more = call if "input_features" in call else call | {name: rows.repeat(1, 2)[:, :width] for name, rows in call.items()}
+            agrees(target, more | GREEDY, draft_model=draft, num_draft_tokens=4)
+
+    @pytest.mark.parametrize("name", ["bart", "t5"])
+    def test_rows_that_leave(self, name, models, recorded):
+        target, call = models[name], prompts("seq2seq", models[name], 3)
+        call |= GREEDY | {"eos_token_id": unequal_end(target.generate(**call, **GREEDY))}
+        agrees(target, call, draft_model=drafts(target)["noisy"], num_draft_tokens=2)
+        assert recorded.num_replays > 0
+
+
+class TestCompiled:
+    """Passes of a file take what the encoder gave as tensors, and positions from the columns."""
+
+    def test_rows(self, case, emulated):
+        target, call = case
+        stats = agrees(target, call | GREEDY, draft_model=drafts(target)["noisy"], num_draft_tokens=4, optimize=True)
+        assert emulated.num_made == 1 and len(emulated.runs) == stats.num_target_forwards + stats.num_draft_forwards - 2
+        assert (3, 5) in emulated.runs, "all passes but the two that read prompts"
+
+    def test_layers_share_a_file_where_they_are_alike(self, models, emulated):
+        for name, num_files in (("bart", 3), ("t5", 1)):  # T5's first layer makes a bias for the others
+            emulated.num_files = 0
+            hs.generate(models[name], **prompts("seq2seq", models[name], 1), **GREEDY, draft_model="auto", **OPTIMIZED)
+            assert emulated.num_files == num_files
+
+    @pytest.mark.parametrize("name", ["bart", "t5"])
+    def test_rows_that_leave(self, name, models, emulated):
+        target, call = models[name], prompts("seq2seq", models[name], 3)
+        call |= GREEDY | {"eos_token_id": unequal_end(target.generate(**call, **GREEDY))}
+        agrees(target, call, draft_model=drafts(target)["noisy"], optimize=True)
+        assert min(rows for rows, _ in emulated.runs) < 3, "of what the encoder gave, too, those that run are left"
+
+    def test_plain_calls_of_an_attached_model(self, models, emulated):
+        target, call = models["bart"], prompts("seq2seq", models["bart"], 3) | GREEDY
+        expected = target.generate(**call)
+        target = copy.deepcopy(target)
+        hs.attach(target, optimize=True)
+        assert target.generate(**call, draft_model=None).tolist() == expected.tolist()
+        assert emulated.runs
+
+    @pytest.mark.parametrize("name", ["bart", "bloom", "mpt"])
+    def test_decoders_that_count_their_positions(self, name, emulated):
+        target = build("causal", name)
+        call = prompts("causal", target, 3) | GREEDY
+        for draft in drafts(target).values():
+            emulated.runs.clear()
+            agrees(target, call, draft_model=draft, num_draft_tokens=4, optimize=True)
+            assert (3, 1) in emulated.runs or (3, 5) in emulated.runs
+
+    def test_what_the_encoder_is_not_alone_in_giving(self, models, emulated):
+        """A mask over what the encoder reads says nothing of what it gives: such passes run eagerly."""
+        target = models["whisper"]
+        call = prompts("speech", target, 3)
+        call |= {"attention_mask": torch.ones(3, call["input_features"].shape[-1], dtype=torch.long)} | GREEDY
+        agrees(target, call, draft_model=drafts(target)["noisy"], optimize=True)
+        assert not emulated.runs
+
+    def test_texts_longer_than_the_table_of_positions(self, emulated):
+        """M2M100 makes a longer one."""
+        target = build("seq2seq", "m2m_100")
+        longest = target.config.max_position_embeddings = 16
+        call = prompts("seq2seq", target, 3) | {"max_new_tokens": longest - 2, "do_sample": False}
+        agrees(target, call, draft_model=drafts(target)["noisy"], optimize=True)
+        assert emulated.runs
+        emulated.runs.clear()
+        agrees(target, call | {"max_new_tokens": longest + 8}, draft_model=drafts(target)["noisy"], optimize=True)
+        assert not emulated.runs
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("mapping_and_type", ["seq2seq bart", "seq2seq t5", "speech whisper", "causal bloom"])
+    def test_by_the_compiler(self, mapping_and_type, folder):
+        mapping, name = mapping_and_type.split()
+        target = build(mapping, name)
+        artifacts.make(target)
+        assert isinstance(artifacts.find(target), BoundPass if name == "t5" else PassOfPieces)
+        agrees(target, prompts(mapping, target, 3) | GREEDY, draft_model=drafts(target)["noisy"], optimize=True)

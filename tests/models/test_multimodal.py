@@ -75,9 +75,9 @@ def test_positions_that_are_not_whole_numbers_run_eagerly():
     """As behind some videos."""
     model, batch = StaticModel(tiny.llama()), Batch(torch.tensor([[5, 9, 11, 12]]), [0], 64)
     model.logits(batch, ahead=0, num_last=1)
-    assert model._is_static(1)
+    assert model._is_static(batch, 1)
     model.offsets = [2.5]
-    assert not model._is_static(1)
+    assert not model._is_static(batch, 1)
 
 
 def test_several_sequences_of_a_prompt(target):

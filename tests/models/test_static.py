@@ -57,6 +57,15 @@ def test_replays_give_what_plain_decoding_gives(kind, recorded):
     assert recorded.num_replays > 5 * num_captures
 
 
+@pytest.mark.parametrize("kind", ["bart", "bloom", "mpt"])
+def test_positions_that_modules_count(kind, recorded):
+    """Tables of them, and biases by distance."""
+    model = build("causal", kind)
+    for num_rows in (1, 3):
+        unequal(model, tiny.noisy_copy(model), num_rows)
+    assert recorded.num_replays > recorded.num_captures > 0
+
+
 @pytest.mark.parametrize("kind", ["gemma3_text", "llama"])
 def test_trees(kind, recorded):
     """A draft model's levels are columns of its captured passes; the path that was kept moves up, in rows of unequal length."""
