@@ -23,7 +23,7 @@ from transformers.generation import BaseStreamer
 import hf_speculative as hs
 from hf_speculative.command.prompts import QUESTIONS
 
-ROWS, LENGTHS, NUM_TIMED = (1, 2, 4, 8), (0, 1, 2, 4, 8, 16), 8
+ROWS, LENGTHS, NUM_TIMED = (1, 2, 4, 8), (0, 1, 2, 3, 4, 6, 8, 12, 16), 8
 #: calls in which costs and acceptance rates of a pair are learned
 NUM_FIRST = 4
 
@@ -134,13 +134,14 @@ def main() -> None:
         return ids[:, inputs.input_ids.shape[1] :].tolist()
 
     longest = NUM_TIMED * (max(LENGTHS) + 1) + 2
-    known = Known(target, decode(max(ROWS), longest, draft_model=None), 1.0)
+    of_size = {size: Known(target, decode(size, longest, draft_model=None), 1.0) for size in ROWS}
 
     def seconds_of_rounds(size: int, length: int) -> list[float]:
         if not length:
             clock = Clock()
             decode(size, NUM_TIMED + 2, draft_model=None, streamer=clock)
             return [end - start for start, end in itertools.pairwise(clock.steps[2:])]  # after prompts and first tokens
+        known = of_size[size]
         decode(size, NUM_TIMED * (length + 1) + 2, draft_model=known, num_draft_tokens=length)
         ends = zip(known.rounds[1:], itertools.pairwise(known.clock), strict=True)
         return [end - start for kind, (start, end) in ends if kind == (size, length)]

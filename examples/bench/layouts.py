@@ -1,4 +1,4 @@
-"""Verify drafts with hybrids, ALiBi and other layouts, beside a Llama: random weights, drafts that are accepted equally often.
+"""Verify drafts with hybrids, ALiBi, encoders and other layouts, beside a Llama: random weights, drafts that are accepted equally often.
 
 python examples/bench/layouts.py --kinds llama,qwen3_5_text,granitemoehybrid --batch 1,8
 
@@ -15,7 +15,13 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+    PreTrainedModel,
+)
 
 import hf_speculative as hs
 
@@ -27,6 +33,17 @@ COMMON = SIZES | {
     "num_hidden_layers": 8,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+}
+#: eight layers behind an encoder of two
+OF_DECODER: dict[str, Any] = {
+    "d_model": 256,
+    "encoder_layers": 2,
+    "decoder_layers": 8,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 512,
+    "decoder_ffn_dim": 512,
+    "init_std": 0.08,
 }
 #: three layers with states, then one that attends
 MAMBA = ["mamba", "mamba", "mamba", "attention"] * 2
@@ -40,7 +57,14 @@ KINDS: dict[str, dict[str, Any]] = {
     | {"num_local_experts": 0, "shared_intermediate_size": 512},
     "lfm2": COMMON | {"layer_types": ["conv", "conv", "conv", "full_attention"] * 2},
     "bloom": SIZES | {"hidden_size": 256, "n_layer": 8, "n_head": 4},
+    "bart": OF_DECODER | {"vocab_size": 500, "max_position_embeddings": 256},
+    "t5": {"vocab_size": 500, "d_model": 256, "d_kv": 64, "d_ff": 512, "num_heads": 4, "decoder_start_token_id": 0}
+    | {"num_layers": 2, "num_decoder_layers": 8, "initializer_factor": 2.0},
+    "whisper": OF_DECODER
+    | {"vocab_size": 500, "max_source_positions": NUM_PROMPT, "decoder_start_token_id": 1, "bos_token_id": 1}
+    | {"max_target_positions": 256, "suppress_tokens": None, "begin_suppress_tokens": None},
 }
+CLASSES = {"bart": AutoModelForSeq2SeqLM, "t5": AutoModelForSeq2SeqLM, "whisper": AutoModelForSpeechSeq2Seq}
 
 
 def main(
@@ -55,7 +79,7 @@ def main(
         target = made(kind)
         draft = calibrated(target, acceptance)
         for num_rows in map(int, batch.split(",")):
-            inputs = prompts(num_rows)
+            inputs = prompts(target, num_rows)
             plain, eager, compiled = measured(target, draft, inputs, repeats)
             seconds = (f"{median(one.seconds['verify'] for one in runs) / plain:.2f}x" for runs in (eager, compiled))
             rate = f"{eager[0].draft_acceptance_rate:.2f}"
@@ -70,14 +94,17 @@ def main(
 def made(kind: str) -> PreTrainedModel:
     """A model of this type without an end."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **KINDS[kind])).eval()
+    model = CLASSES.get(kind, AutoModelForCausalLM).from_config(AutoConfig.for_model(kind, **KINDS[kind])).eval()
     model.generation_config.update(eos_token_id=None, pad_token_id=0, max_new_tokens=NUM_TOKENS, do_sample=False)
+    model.generation_config.update(forced_eos_token_id=None, max_length=None)
     return model
 
 
-def prompts(num_rows: int) -> torch.Tensor:
-    """Random ids."""
+def prompts(target: PreTrainedModel, num_rows: int) -> torch.Tensor:
+    """Random ids, or the features of as long a recording."""
     generator = torch.Generator().manual_seed(1)
+    if target.main_input_name == "input_features":
+        return torch.randn(num_rows, target.config.num_mel_bins, 2 * NUM_PROMPT, generator=generator)
     return torch.randint(5, SIZES["vocab_size"], (num_rows, NUM_PROMPT), generator=generator)
 
 
@@ -90,7 +117,7 @@ def calibrated(target: PreTrainedModel, acceptance: float) -> PreTrainedModel:
         with torch.no_grad():
             for weight in draft.parameters():
                 weight += torch.randn(weight.shape, generator=generator) * weight.std(correction=0) * noise
-        found = run(target, draft, prompts(8), optimize=False).draft_acceptance_rate
+        found = run(target, draft, prompts(target, 8), optimize=False).draft_acceptance_rate
         if abs(found - acceptance) < 0.02:
             break
         if found > acceptance:
