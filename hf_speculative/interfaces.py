@@ -27,6 +27,7 @@ class CachedModel:
         keep: names of the outputs that `step_output` can give after a pass.
         keeps_rows_together: its cache has one length for all rows, so that rows far apart cost passes twice.
         takes_trees: a pass may feed a tree of draft tokens (`Batch.tree`), each seeing its own path only.
+        takes_levels: passes may feed one level after the other, as a draft model that makes a tree does.
         shares_prefixes: what is cached of a token depends on the tokens before it alone, and `share` copies it.
         keeps_done: it is known what is cached of rows that are done, which `store` needs.
         rows_are_alone: positions of a model that counts its columns leave padding out, unlike in plain `generate`'s batches.
@@ -44,6 +45,7 @@ class CachedModel:
     window: int | None = None
     keeps_rows_together: bool = False
     takes_trees: bool = False
+    takes_levels: bool = False
     keep: tuple[str, ...] = ()
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Verify drafts with hybrids, ALiBi, encoders and other layouts, beside a Llama: random weights, drafts that are accepted equally often.
+"""Verify drafts with hybrids, ALiBi, encoders and other layouts, beside a Llama, on random weights and at equal acceptance.
 
 python examples/bench/layouts.py --kinds llama,qwen3_5_text,granitemoehybrid --batch 1,8
 
@@ -15,13 +15,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSpeechSeq2Seq,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, PreTrainedModel
 
 import hf_speculative as hs
 

@@ -57,6 +57,7 @@ def target_and_drafter(
     target.rows_are_alone = options.rows_at_once is not None
     if num_columns:
         target.reads_alone, target.max_columns = True, num_columns
+        target.takes_trees = target.takes_levels  # recurrences round otherwise over a tree
     if is_static:
         target = _of_one_shape(model, target, lanes, min(num_rows, options.rows_at_once or num_rows))
     return target, drafter

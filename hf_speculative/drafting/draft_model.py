@@ -30,7 +30,7 @@ class DraftModel(ModelDrafter, AutoregressiveDrafter):
     """Drafts with a causal language model and a cache of its own."""
 
     skips_steps = True
-    scores_levels = Forwarded("model", "takes_trees")  # type: ignore[assignment]
+    scores_levels = Forwarded("model", "takes_levels")  # type: ignore[assignment]
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         num_tokens = self.limit(batch, num_tokens)
@@ -164,7 +164,7 @@ class DraftModelSource(GivenModelSource):
         max_positions = models.max_positions_of(draft)
         if not has_own_text:
             drafter = DraftModel(cached, max_positions)
-            return self.in_trees(drafter) if cached.takes_trees and models.fits_trees(draft) else drafter
+            return self.in_trees(drafter) if cached.takes_levels and models.fits_trees(draft) else drafter
         sizes, lookbehinds = self._vocab_sizes(call.model), (self.target_lookbehind, self.assistant_lookbehind)
         translation = Translation(self.tokenizer, self.draft_tokenizer, *sizes, *lookbehinds)
         return (StringMatch if strategy == "strings" else TokenIntersection)(cached, translation, max_positions)

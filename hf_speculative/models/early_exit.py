@@ -29,7 +29,7 @@ class EarlyExitModel(RaggedModel):
         if path is None:
             raise ValueError("no single list of decoder layers")
         super().__init__(model)
-        self.takes_trees = False
+        self.takes_trees = self.takes_levels = False
         state, layers = SharedHidden(), list(self.model.get_submodule(path))
         before, last, after = layers[: exit_layer - 1], layers[exit_layer - 1], layers[exit_layer:]
         # Each half keeps every index occupied: models look up a layer's attention type by its place.

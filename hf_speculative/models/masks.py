@@ -54,6 +54,14 @@ class Nodes:
         seen = self.ancestors[rows, columns[:, :, None], nodes[:, None]] & are_columns[:, :, None]
         return torch.where(are_nodes[:, None], seen, slots <= queries[:, :, None])[:, None]
 
+    def among(self, queries: Tensor, is_filler: Tensor | None) -> Tensor:
+        """`(batch, q, q)` bool: which columns each of those in slots `queries (batch, q)` follows, itself among them."""
+        columns, are_columns = self._nodes(queries)
+        rows = torch.arange(columns.shape[0], device=columns.device)[:, None, None]
+        of_tree = self.ancestors[rows, columns[:, :, None], columns[:, None]] & are_columns[:, :, None]
+        follows = torch.where(are_columns[:, None], of_tree, queries[:, None] <= queries[:, :, None])
+        return follows if is_filler is None else follows & ~is_filler[:, None]
+
     def _nodes(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The node in each of `slots (batch or 1, m)`, and whether there is one; each `(batch, m)`."""
         nodes, last = slots - self.first, self.depths.shape[1] - 1
@@ -98,15 +106,26 @@ class AttentionLayers:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
-    def run(self, forward: Callable, cache, ids: Tensor, positions: Tensor, mask, is_filler: Tensor | None, **asked) -> Any:
+    def run(
+        self,
+        forward: Callable,
+        cache,
+        ids: Tensor,
+        positions: Tensor,
+        mask,
+        is_filler: Tensor | None,
+        ancestors: Tensor | None = None,
+        **asked,
+    ) -> Any:
         """The outputs of a model's `forward` over columns `(batch, q)`.
 
         Args:
             cache: a `RaggedCache`, or a `TracedCache`.
             mask: what the model takes, such as `masks` gives.
+            ancestors: of columns that are no chain, those that each follows, as `Nodes.among` gives them.
             asked: what else the model is given.
         """
-        cache.recurrence.enter(ids.shape[1], is_filler)
+        cache.recurrence.enter(ids.shape[1], is_filler, ancestors)
         given = {self.cache_name: for_model(cache)} | asked
         given |= {f"{self.prefix}input_ids": ids, f"{self.prefix}attention_mask": mask}
         if self.attend and self.positions_name is not None:

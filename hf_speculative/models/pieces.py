@@ -15,9 +15,10 @@ from transformers import Cache
 
 from ..hf_compat import tree_map
 from .attention import fold, folds_by
+from .masks import Nodes
 from .ragged_cache import Layout, fed_places, for_model
 from .shallow import LayerProxy, decoder_layers, duplicate, exchanged
-from .traced import SAMPLES, Pass
+from .traced import NUM_PLACES, SAMPLES, Pass
 from .traced_cache import TracedCache
 
 
@@ -127,14 +128,18 @@ class Before(nn.Module):
             tensors: those of `Pass.places`.
 
         Returns:
-            States `(batch, q, hidden)`, the slots of the columns `(batch, q)`, and what layers share.
+            States `(batch, q, hidden)`, the slots of the columns `(batch, q)`, for recurrent layers what `Nodes.among` gives,
+            and what layers share.
         """
-        input_ids, first, seen, bounds, slots, *_ = tensors
+        input_ids, first, seen, bounds, slots, *tree = tensors[:NUM_PLACES]
         self.watch.begin()
         self.whole(*tensors, slots[:1], *self.watch.no_caches, prepared=self._additive)
         if len(self.watch.calls) != self.watch.num_layers:
             raise CannotCut("some layers are not run, or more than once")
-        return self.watch.states[0], fed_places(first, seen, bounds, input_ids.shape[1])[1], *self.watch.shared
+        queries, places = fed_places(first, seen, bounds, input_ids.shape[1])
+        are_recurrent = self.whole.layers.are_recurrent
+        ancestors = [Nodes(*tree).among(queries, places == bounds[:, :1])] if are_recurrent else []
+        return self.watch.states[0], places, *ancestors, *self.watch.shared
 
     def _additive(self, masks: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
         """Make masks additive, once for all layers, folded ones included."""
@@ -155,19 +160,29 @@ class Layer(nn.Module):
     Args:
         call: arguments and named arguments, as in `Watch.calls`.
         num_layers: of the model: where layers of a cache may be looked for.
+        are_recurrent: some of the model's layers.
         layout: what it caches.
         samples: what `forward` takes, in passes of the two `SAMPLES`.
     """
 
-    def __init__(self, layer: nn.Module, call: Any, num_layers: int, layout: Layout, samples: Sequence[tuple[Tensor, ...]]):
+    def __init__(
+        self,
+        layer: nn.Module,
+        call: Any,
+        num_layers: int,
+        are_recurrent: bool,
+        layout: Layout,
+        samples: Sequence[tuple[Tensor, ...]],
+    ):
         super().__init__()
-        self.layer, self.call, self.num_layers, self.layout, self.samples = layer, call, num_layers, layout, samples
+        self.layer, self.call, self.num_layers, self.are_recurrent = layer, call, num_layers, are_recurrent
+        self.layout, self.samples = layout, samples
 
     def forward(self, *tensors: Tensor) -> Tensor:
         """
         Args:
             tensors: states `(batch, q, hidden)`, the slots `(batch, q)` of the columns, `(n,)` those that attention looks at,
-                what is shared, and the tensors of its layout.
+                what `Nodes.among` gives if layers are recurrent, what is shared, and the tensors of its layout.
 
         Returns:
             States `(batch, q, hidden)`.
@@ -178,7 +193,8 @@ class Layer(nn.Module):
         for one in filter(None, (cache, cache.cross)):
             one.layers *= self.num_layers
         cache.slots, cache.end = places, slots.shape[0]
-        cache.recurrence.enter(places.shape[1], is_filler=places >= cache.end)
+        ancestors = shared.pop(0) if self.are_recurrent else None
+        cache.recurrence.enter(places.shape[1], places >= cache.end, ancestors)
 
         def given(value: Any) -> Any:
             if isinstance(value, Shared) and value.index >= len(shared):
@@ -186,7 +202,9 @@ class Layer(nn.Module):
             if isinstance(value, Shared):
                 vars(shared[value.index])["folded"] = {kind: shared[index] for kind, index in value.folded}
                 return shared[value.index]
-            return {Given.STATES: states, Given.CACHE: for_model(cache)}.get(value, value) if isinstance(value, Given) else value
+            if value is Given.CACHE:
+                return for_model(cache)
+            return states if value is Given.STATES else value
 
         args, kwargs = tree_map(given, self.call)
         output = self.layer(*args, **kwargs)
@@ -247,7 +265,7 @@ def pieces_of(whole: Pass) -> list[nn.Module]:
         for layout in {*whole.layouts}
     }
     own = [
-        Layer(layer, call, len(layers), layout, samples[layout])
+        Layer(layer, call, len(layers), whole.layers.are_recurrent, layout, samples[layout])
         for layer, call, layout in zip(layers, watch.calls, whole.layouts, strict=True)
     ]
     columns = (torch.arange(num_kept) for *_, num_kept in SAMPLES)

@@ -20,7 +20,7 @@ from .cached_model import device_of, last_id, reads_length
 from .masks import AttentionLayers, Nodes, depths_of_keys, nodes_of
 from .positions import with_given_positions
 from .ragged_cache import RaggedLayer
-from .stepped import with_stepped_mixers
+from .stepped import convolves_along_paths, with_stepped_mixers
 
 
 def read_alone(model: CachedModel, rows: Batch, lanes: list[int]) -> None:
@@ -53,7 +53,8 @@ class RaggedModel(CachedModel):
         self.model = with_given_positions(with_stepped_mixers(with_folded_attention(model)), self.layers.columns)
         self.last_id = last_id(model) if clamp_ids else None
         self.reads_prompts = not takes_masks(model)
-        self.takes_trees = not self.layers.are_recurrent
+        self.takes_levels = not self.layers.are_recurrent
+        self.takes_trees = self.takes_levels or convolves_along_paths(model)
         self.cache = self.layers.new_cache()
         self.reset()
         self.device, self.dtype = device_of(model), model.dtype
@@ -63,6 +64,8 @@ class RaggedModel(CachedModel):
             self.cache = pool.take(self.original, self.layers.new_cache)
         self.host_seen: list[int] = []
         self.seen: Tensor | None = None
+        #: of the tree that the last pass fed
+        self.num_nodes = 0
         #: of each row, its positions less its slots
         self.offsets: list[int] = []
         #: rows of the call that are done, what of them is cached, and offsets, in the order of their lanes behind those running
@@ -114,12 +117,14 @@ class RaggedModel(CachedModel):
         if self.layers.columns.are_read:
             num_positions = min(end + max(self.offsets), batch.max_length)
             self.layers.columns.begin(position_ids, depths, depths_of_keys(end, nodes, self.device), num_positions)
-        outputs = self.layers.run(self.run, self.cache, input_ids, position_ids, attention_mask, is_filler, **keep)
+        ancestors = None if nodes is None or not self.layers.are_recurrent else nodes.among(queries, is_filler)
+        outputs = self.layers.run(self.run, self.cache, input_ids, position_ids, attention_mask, is_filler, ancestors, **keep)
         self._finish(ends, first + width)
         return outputs.logits[:, -num_last:].to(batch.tokens.device)
 
     def _begin(self, batch: Batch, ahead: int) -> tuple[list[int], list[int]]:
         """Each row's tokens once the pass is over, and the columns that it feeds."""
+        self.num_nodes = 0
         if self.seen is None:
             self.cache.begin(len(batch.rows), limit=batch.max_length + ahead)
             self.host_seen = [0] * len(batch.rows)
@@ -142,6 +147,7 @@ class RaggedModel(CachedModel):
     def _nodes(self, batch: Batch, ahead: int) -> tuple[Tensor, Tensor, Tensor]:
         """The tree in `batch`, all of whose nodes are in the cache once the pass is over."""
         assert batch.tree is not None and batch.tree.parents.shape[1] == ahead
+        self.num_nodes = ahead
         first_nodes = [end - ahead for end in self._ends(batch, ahead)]
         self.cache.lowest = min(self.cache.lowest, *first_nodes)  # of positions: a node's is at most its slot
         return nodes_of(batch.tree, (batch.lengths - batch.padding).to(self.device))
@@ -197,7 +203,7 @@ class RaggedModel(CachedModel):
         assert batch.path is not None and batch.host_path is not None
         kept = [len(path) for path in batch.host_path]
         firsts = [end - num - 1 for end, num in zip(self._ends(batch, ahead=0), kept, strict=True)]
-        if self.layers.are_recurrent:  # states do not move: the path is read again
+        if self.layers.are_recurrent and not self.num_nodes:  # it was not fed the tree
             self._set_seen(list(range(len(firsts))), list(map(min, firsts, self.host_seen)))
             return
         seen = [
@@ -208,6 +214,9 @@ class RaggedModel(CachedModel):
             return  # it was not fed the tree
         first = uploaded(firsts, batch.path.device)[:, None]
         self.cache.move(first + batch.path, first + torch.arange(batch.path.shape[1], device=first.device))
+        if self.layers.are_recurrent:
+            lasts = [path[-1] if path else -1 for path in batch.host_path]
+            self.cache.recurrence.pick([self.num_nodes - 1 - last for last in lasts], seen)
         self._set_seen(list(range(len(seen))), seen)
 
     def select(self, indices: list[int]) -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from ..hf_compat import LinearAttentionLayer
 from ..types import uploaded
-from .steps import Steps, unless
+from .steps import AtOnce, Steps, along, paths_of, unless
 
 #: columns beside those of a draft that are stepped; what is longer is read in one piece
 NARROW = 16
@@ -31,16 +31,18 @@ class RecurrentLayer(LinearAttentionLayer):
         recurrence: keeps them between passes.
         place: of this layer, among those with states.
         steps: the recurrence under way, if its columns are stepped.
+        paths: of a pass over a tree, see `Recurrence.paths`.
     """
 
     is_croppable = True
     recurrence: "Recurrence"
     place: int
     steps: Steps | None = None
+    paths: Tensor | None = None
 
     def begin_columns(self) -> None:
         """A pass begins: what its mixers find."""
-        recurrence, self.windows, self.steps = self.recurrence, {}, None  # type: ignore[var-annotated]
+        recurrence, self.windows, self.steps, self.paths = self.recurrence, {}, None, None  # type: ignore[var-annotated]
         for name, states in states_of(self):
             for index in states:
                 columns = recurrence.columns.get((self.place, name, index))
@@ -52,6 +54,11 @@ class RecurrentLayer(LinearAttentionLayer):
         state = self.recurrent_states[0]
         if state is not None and recurrence.is_stepped and recurrence.width > 1:
             self.steps = Steps(state, recurrence.is_filler, recurrence.num_kept)
+        if (ancestors := recurrence.ancestors) is not None:
+            if state is not None:
+                self.steps = AtOnce(state, state.new_empty(recurrence.width, *state.shape), recurrence.is_filler, ancestors)
+            windows = (conv for conv in self.conv_states.values() if conv is not None)
+            self.paths = next((recurrence.paths(conv.shape[-1]) for conv in windows), None)
 
     def update_conv_state(
         self, conv_states: Tensor, state_idx: int = 0, conv_kernel_size: int | None = None, **kwargs
@@ -63,7 +70,7 @@ class RecurrentLayer(LinearAttentionLayer):
             inputs = functional.pad(conv_states, (max(0, size - conv_states.shape[-1]), 0))
         else:
             inputs = torch.cat([before, conv_states], -1)
-            if (is_filler := self.recurrence.is_filler) is not None:
+            if self.paths is None and (is_filler := self.recurrence.is_filler) is not None:
                 inputs = _moved_right(inputs, size, is_filler.sum(1).to(inputs.device))
             self.windows[state_idx] = inputs
         self.conv_states[state_idx], self.has_previous_state[state_idx] = inputs[..., -size:], True
@@ -102,7 +109,11 @@ class RecurrentLayer(LinearAttentionLayer):
         if name == "conv" and index in self.windows:
             inputs = self.windows[index]
             size = inputs.shape[-1] - width
+            if self.paths is not None:
+                return list(along(inputs, self.paths).movedim(1, 0))
             return [inputs[..., column : column + size] for column in range(1, width + 1)]
+        if name == "recurrent" and index == 0 and isinstance(self.steps, AtOnce):
+            return list(self.steps.after)
         if name == "conv" or index or self.steps is None or self.steps.num_columns != width:
             raise RuntimeError(f"state {index} of a layer ({name}) was not kept after each column")
         return self.steps.states
@@ -132,11 +143,13 @@ class Recurrence:
         num_columns, is_stepped, has_filler: of the pass under way, or of several in one graph: their columns, whether the
             state after each is kept, and whether some leave states as they are.
         width, is_filler: of the pass that a model runs: its columns, and which of them `(batch, width)` are filler, if any.
+        ancestors: of a pass over a tree, as `Nodes.among` gives them.
         num_kept: the most states to keep after the pass.
     """
 
     has_filler = False
     is_filler: Tensor | None = None
+    ancestors: Tensor | None = None
 
     def __init__(self, layers: list[RecurrentLayer]):
         self.layers = layers
@@ -164,9 +177,10 @@ class Recurrence:
         self.is_stepped = bool(self.columns) and not (is_long and ahead <= 0 and not has_filler)
         self.num_kept = max(ahead, 0) + 1 if is_long else self.num_states + width
 
-    def enter(self, width: int, is_filler: Tensor | None) -> None:
+    def enter(self, width: int, is_filler: Tensor | None, ancestors: Tensor | None = None) -> None:
         """A model begins to read `width` columns."""
-        self.width, self.is_filler = width, is_filler
+        self.width, self.is_filler, self.ancestors = width, is_filler, ancestors
+        self._paths: dict[int, Tensor] = {}
         for layer in self.layers:
             layer.begin_columns()
 
@@ -174,6 +188,13 @@ class Recurrence:
         """It has read them."""
         for layer in self.layers:
             layer.finish_columns()
+
+    def paths(self, size: int) -> Tensor:
+        """What `paths_of` gives, once a pass."""
+        if size not in self._paths:
+            assert self.ancestors is not None
+            self._paths[size] = paths_of(self.ancestors, size)
+        return self._paths[size]
 
     def keeps_each(self, width: int, ahead: int) -> bool:
         """Whether a pass over `width` columns can go on from a state, and keep the one after each column."""
@@ -240,7 +261,11 @@ class Recurrence:
         if any(wanted < start or end - wanted >= self.num_states for start, end, wanted in rows):
             self.reset(len(seen))
             return self.ends
-        back = [end - wanted for _, end, wanted in rows]
+        self.pick([end - wanted for _, end, wanted in rows], seen)
+        return seen
+
+    def pick(self, back: list[int], seen: list[int]) -> None:
+        """Rows go on from the state `back` columns before the last one, and have then read `seen` tokens."""
         for key, columns in self.columns.items():
             if min(back) == max(back):
                 self.columns[key] = [columns[-1 - back[0]]]
@@ -248,7 +273,6 @@ class Recurrence:
                 self.columns[key] = [torch.stack([columns[-1 - num][row] for row, num in enumerate(back)])]
         self.starts = self.ends = list(seen)
         self.num_states = 1
-        return seen
 
     def clear(self) -> None:
         """A call begins."""

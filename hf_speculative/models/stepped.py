@@ -8,8 +8,9 @@ import functools
 import inspect
 import types
 from collections.abc import Callable
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from ..hf_compat import is_compiled, placement_hook
@@ -17,7 +18,7 @@ from .masks import is_recurrent
 from .recurrent_cache import NARROW, RecurrentLayer
 from .shallow import has_own_forward, replaced, shallow
 from .sharding import is_sharded
-from .steps import Steps, gated_delta_rule, selective_scan, state_space
+from .steps import Steps, convolved, gated_delta_rule, selective_scan, state_space
 
 #: our stepping functions, by the kernel for prompts in whose place they run
 KERNELS: dict[str, Callable] = {
@@ -26,6 +27,8 @@ KERNELS: dict[str, Callable] = {
     "mamba2_chunk_scan": state_space,
     "mamba_selective_scan": selective_scan,
 }
+#: the causal convolution of all columns
+CONVOLUTION = "causal_conv1d_fn"
 
 
 def unsteppable_reason(model: PreTrainedModel) -> str | None:
@@ -34,7 +37,7 @@ def unsteppable_reason(model: PreTrainedModel) -> str | None:
         return "has recurrent layers, whose weights several processes share"
     keeps_states = False
     for module in model.modules():
-        names = _names(type(module).forward)
+        names = _names_of(module)
         if "update_recurrent_state" not in names and "update_conv_state" not in names:
             continue
         keeps_states = True
@@ -59,51 +62,68 @@ def _names(forward: Callable) -> tuple[str, ...]:
 
 def calls(model: nn.Module, name: str) -> bool:
     """Whether the forward of one of its modules uses `name`."""
-    return any(name in _names(type(module).forward) for module in model.modules())
+    return any(name in _names_of(module) for module in model.modules())
 
 
 def _kernel(module: nn.Module) -> str | None:
     """The name of the kernel for prompts that a mixer calls."""
-    names = _names(type(module).forward)
+    names = _names_of(module)
     return next((name for name in KERNELS if name in names), None)
 
 
+def convolves_along_paths(model: nn.Module) -> bool:
+    """Whether the convolutions of all mixers can follow the paths of a tree."""
+    mixers = [names for names in map(_names_of, model.modules()) if "update_conv_state" in names]
+    return all(CONVOLUTION in names for names in mixers)
+
+
+def _names_of(module: nn.Module) -> tuple[str, ...]:
+    return _names(type(module).forward)
+
+
 def _stepped(module: nn.Module) -> nn.Module | None:
-    """A twin of a mixer, whose `forward` finds another kernel under the name of that for prompts; `None` if it is no mixer."""
+    """A twin of a mixer, whose `forward` finds ours under the names of kernels for prompts; `None` if it is no mixer."""
     name = _kernel(module)
-    if name is None:
+    replaced_names = [name] * (name is not None) + [CONVOLUTION] * (CONVOLUTION in _names_of(module))
+    if not replaced_names:
         return None
     twin, forward = shallow(module), inspect.unwrap(type(module).forward)
     names = dict(forward.__globals__)
-    of_prompts = names[name]
-    under_way: list[Steps | None] = [None]
+    of_prompts = {name: names[name] for name in replaced_names}
+    under_way: list[Any] = [None, None]
 
-    def kernel(*args, **kwargs):
-        steps = under_way[0]
-        return of_prompts(*args, **kwargs) if steps is None else KERNELS[name](steps, *args, **kwargs)
+    def scan(*args, **kwargs):
+        steps, _ = under_way
+        return of_prompts[name](*args, **kwargs) if steps is None else KERNELS[name](steps, *args, **kwargs)
 
-    names[name] = kernel
+    def convolve(*args, **kwargs):
+        _, paths = under_way
+        return of_prompts[CONVOLUTION](*args, **kwargs) if paths is None else convolved(paths, *args, **kwargs)
+
+    names |= {name: convolve if name == CONVOLUTION else scan for name in replaced_names}
     own = types.FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     own.__kwdefaults__ = forward.__kwdefaults__
 
     def run(self, *args, **kwargs):
-        under_way[0] = _steps_of(module.layer_idx, args, kwargs)
+        under_way[:] = _under_way(module.layer_idx, args, kwargs)
         try:
             return own(self, *args, **kwargs)
         finally:
-            under_way[0] = None  # and with it the states
+            under_way[:] = None, None  # and with them the states
 
     twin.forward = types.MethodType(run, twin)  # which a copy of the twin binds to itself
     return twin
 
 
-def _steps_of(index: int, args: tuple, kwargs: dict) -> Steps | None:
-    """What the cache of a pass wants to be stepped: in one of ours what it says, in transformers' all but prompts."""
+def _under_way(index: int, args: tuple, kwargs: dict) -> tuple[Steps | None, Tensor | None]:
+    """What the cache of a pass wants to be stepped, in one of ours what it says, in transformers' all but prompts; and the
+    paths of a tree."""
     cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None)
     if cache is None:
-        return None
+        return None, None
     layer, hidden_states = cache.layers[index], kwargs.get("hidden_states", args[0] if args else None)
     if isinstance(layer, RecurrentLayer):
-        return layer.steps
+        return layer.steps, layer.paths
     is_narrow = hidden_states is not None and 1 < hidden_states.shape[1] <= NARROW
-    return Steps(layer.recurrent_states[0]) if is_narrow and layer.has_previous_state[0] else None
+    states = layer.recurrent_states
+    return Steps(states[0]) if is_narrow and layer.has_previous_state[0] and states.get(0) is not None else None, None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers.activations import ACT2FN
 
 #: the least logarithm of a decay, which leaves nothing
 LEAST_LOG = -1e4
@@ -103,17 +104,18 @@ class AtOnce(Steps):
         state: before the first column.
         after: `(columns, batch, ...)`, for the states after each column.
         is_filler: as in `Steps`.
+        ancestors: `(batch, columns, columns)` bool, which columns each follows, itself among them; they come before it.
     """
 
-    def __init__(self, state: Tensor, after: Tensor, is_filler: Tensor):
+    def __init__(self, state: Tensor, after: Tensor, is_filler: Tensor | None, ancestors: Tensor):
         super().__init__(state, is_filler)
-        self.after = after
+        self.after, self.ancestors = after, ancestors
 
     def next_head(self, run: Callable[[Steps], Tensor]) -> Tensor:
         """Run the next head over its part of the states."""
         head = len(self.heads)
         self.heads.append([])
-        return run(AtOnce(self.state[:, head], self.after[:, :, head], self.is_filler))  # type: ignore[arg-type]
+        return run(AtOnce(self.state[:, head], self.after[:, :, head], self.is_filler, self.ancestors))
 
     def delta_rule(self, query: Tensor, key: Tensor, value: Tensor, log_decays: Tensor, beta: Tensor) -> Tensor:
         query, key, value, beta = (part.transpose(1, 2) for part in (query, key, value, self._none_of_filler(beta)))
@@ -157,17 +159,54 @@ class AtOnce(Steps):
 
     def _none_of_filler(self, values: Tensor) -> Tensor:
         """Set `values (batch, columns, ...)` to 0 in columns of filler."""
-        assert self.is_filler is not None
+        if self.is_filler is None:
+            return values
         return values.masked_fill(self.is_filler.view(*self.is_filler.shape, *[1] * (values.ndim - 2)), 0)
 
     def _decays(self, logs: Tensor) -> tuple[Tensor, Tensor]:
         """Return decays since the start `(batch, columns, ...)`, and between columns `(batch, later, column, ...)`."""
         # In float64, since large sums have small differences; clamped, since infinite ones have none.
-        sums = self._none_of_filler(logs).double().clamp(min=LEAST_LOG).cumsum(1)
-        width = sums.shape[1]
-        is_later = torch.ones(width, width, dtype=torch.bool, device=logs.device).tril()
+        logs = self._none_of_filler(logs).double().clamp(min=LEAST_LOG)
+        sums = (self.ancestors.double() @ logs.flatten(2)).view(logs.shape)
         between = (sums[:, :, None] - sums[:, None]).float().exp()
-        return sums.float().exp(), between.where(is_later.view(1, width, width, *[1] * (logs.ndim - 2)), 0)
+        return sums.float().exp(), between.where(self.ancestors[(..., *[None] * (logs.ndim - 2))], 0)
+
+
+def along(inputs: Tensor, paths: Tensor) -> Tensor:
+    """Of `inputs (batch, channels, n)` those at `paths (batch, columns, size)`: `(batch, columns, channels, size)`."""
+    rows = torch.arange(paths.shape[0], device=paths.device)[:, None, None]
+    return inputs.transpose(1, 2)[rows, paths].transpose(2, 3)
+
+
+def paths_of(ancestors: Tensor, size: int) -> Tensor:
+    """Where the last `size` inputs of each column are, the oldest first, among `size` before the pass and those of the pass.
+
+    Args:
+        ancestors: as of `AtOnce`.
+
+    Returns:
+        `(batch, columns, size)` places.
+    """
+    depths = ancestors.sum(-1)
+    wanted = depths[..., None] - torch.arange(size - 1, -1, -1, device=depths.device)
+    are_wanted = ancestors[:, :, None] & (depths[:, None, None] == wanted[..., None])
+    return torch.where(wanted > 0, size + are_wanted.long().argmax(-1), size - 1 + wanted)
+
+
+def convolved(
+    paths: Tensor, hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **kwargs
+) -> Tensor:
+    """What `causal_conv1d_fn` gives, along the paths of a tree: `(batch, channels, columns)`.
+
+    Args:
+        paths: as `paths_of` gives them.
+        hidden_states: `(batch, channels, size + columns)`.
+        weight: `(channels, kernel size)`.
+    """
+    windows = along(hidden_states.to(weight.dtype), paths[..., paths.shape[-1] - weight.shape[-1] :])
+    output = (windows * weight).sum(-1).transpose(1, 2)
+    output = output if bias is None else output + bias[:, None]
+    return (output if activation is None else ACT2FN[activation](output)).to(hidden_states.dtype)
 
 
 def unless(is_filler: Tensor, new: Tensor, old: Tensor) -> Tensor:

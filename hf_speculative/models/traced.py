@@ -59,7 +59,10 @@ def ragged_pass(
     if layers.columns.are_read:
         layers.columns.begin(positions, depths, depths_of_keys(cache.end, nodes, slots.device))
     mask = prepared(layers.masks(queries, cache, nodes, is_filler))
-    return layers.run(model, cache, input_ids, positions, mask, is_filler, **asked)
+    # A trace is of chains and trees; a chain alone is stepped.
+    may_branch = isinstance(cache, TracedCache) or nodes.depths.shape[1] > 1
+    ancestors = nodes.among(queries, is_filler) if cache.recurrence.layers and may_branch else None
+    return layers.run(model, cache, input_ids, positions, mask, is_filler, ancestors, **asked)
 
 
 def sizes_that_vary(one: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[dict[int, tuple[int, tuple]], ...]:
@@ -221,7 +224,6 @@ class Pass(TracedPass):
             states.index_put_((rows, cache.slots), joined(outputs, self.recorded, states.device))
         logits = outputs.logits if self.layers.keeps_logits else outputs.logits[:, columns]
         return logits, self.likeliest(logits)
-
 
     def encoded(self, width: int) -> dict[str, Any]:
         """What the model is given of an encoder, for a pass of `width` columns."""

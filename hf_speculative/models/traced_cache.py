@@ -12,21 +12,22 @@ from ..hf_compat import LinearAttentionLayer
 from .masks import AttentionLayers
 from .ragged_cache import Layout, RaggedRecurrentLayer
 from .recurrent_cache import states_of
-from .steps import AtOnce
+from .steps import AtOnce, along, paths_of
 
 
 class TracedRecurrence:
     """Tells the recurrent layers of a traced pass which columns are filler, in the place of a `Recurrence`."""
 
     is_filler: Tensor | None = None
+    ancestors: Tensor
 
     def __init__(self, layers: list["TracedLayer"]):
         self.layers, self.has_filler = layers, bool(layers)  # a trace has to allow for filler
         for layer in layers:
             layer.recurrence = self  # type: ignore[assignment]
 
-    def enter(self, width: int, is_filler: Tensor | None) -> None:
-        self.is_filler, self.is_single = is_filler, width == 1  # never while it is traced
+    def enter(self, width: int, is_filler: Tensor | None, ancestors: Tensor) -> None:
+        self.is_filler, self.ancestors, self.is_single = is_filler, ancestors, width == 1  # never while it is traced
         for layer in self.layers if self.is_single else ():
             for _, states in states_of(layer):  # written in place
                 states.update({index: state.clone() for index, state in states.items() if state is not None})
@@ -57,13 +58,20 @@ class TracedLayer(RaggedRecurrentLayer):
     @property
     def steps(self) -> AtOnce | None:  # type: ignore[override]
         """The recurrence over the columns of the pass, if the layer has one."""
-        state, is_filler = self.recurrent_states.get(0), self.recurrence.is_filler
-        return None if state is None else AtOnce(state, self.after["recurrent", 0], is_filler)  # type: ignore[arg-type]
+        state, recurrence = self.recurrent_states.get(0), self.recurrence
+        if state is None:
+            return None
+        return AtOnce(state, self.after["recurrent", 0], recurrence.is_filler, recurrence.ancestors)  # type: ignore[arg-type]
+
+    @property
+    def paths(self) -> Tensor:  # type: ignore[override]
+        """One file serves chains and trees."""
+        return paths_of(self.recurrence.ancestors, self.conv_states[0].shape[-1])  # type: ignore[arg-type, union-attr]
 
     def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, *args, **kwargs) -> Tensor:
         size = self.conv_states[state_idx].shape[-1]
         inputs = super().update_conv_state(conv_states, state_idx, size)
-        self.after["conv", state_idx].copy_(inputs[..., 1:].unfold(-1, size, 1).movedim(-2, 0))
+        self.after["conv", state_idx].copy_(along(inputs, self.paths).movedim(1, 0))
         return inputs
 
     def finish_columns(self) -> None:

@@ -10,7 +10,8 @@ from torch.nn import functional
 from transformers import DynamicCache
 
 import hf_speculative as hs
-from hf_speculative.models import RaggedModel, UniversalModel, choose, ragged_deviation, stepped, steps
+from hf_speculative.models import RaggedModel, StaticModel, UniversalModel, choose, ragged_deviation, stepped, steps
+from hf_speculative.models.execution import Execution, ragged_model
 from hf_speculative.models.inputs import text_inputs
 from hf_speculative.models.recurrent_cache import Recurrence, RecurrentLayer
 from tests.architectures.check import build
@@ -18,6 +19,7 @@ from tests.architectures.configs import VOCAB
 from tests.support import tiny
 from tests.support.plain import agrees
 from tests.support.rounds import assert_fresh, begun, check_rounds
+from tests.support.trees import check_trees
 
 #: one a kind of recurrence and of layer: gated deltas, a state space alone and beside attention, short convolutions, scans
 TYPES = ("qwen3_5_text", "olmo_hybrid", "kimi_linear", "granitemoehybrid", "falcon_h1", "mamba2", "nemotron_h")
@@ -62,7 +64,8 @@ def test_all_columns_at_once_are_those_one_by_one(kernel, num_columns, strength)
     state, inputs = _inputs(kernel, num_columns, strength, partial(torch.randn, generator=generator))
     is_filler = torch.arange(num_columns) < torch.tensor([[0], [num_columns // 2], [0]])
     stepped = steps.Steps(state, is_filler, num_kept=num_columns)
-    at_once = steps.AtOnce(state, torch.empty(num_columns, *state.shape), is_filler)
+    ancestors = torch.ones(num_columns, num_columns, dtype=torch.bool).tril() & ~is_filler[:, None]
+    at_once = steps.AtOnce(state, torch.empty(num_columns, *state.shape), is_filler, ancestors)
     (expected, _), (found, last) = kernel(stepped, *inputs), kernel(at_once, *inputs)
     if kernel is steps.selective_scan:
         expected, found = expected.transpose(1, 2), found.transpose(1, 2)
@@ -79,7 +82,8 @@ def test_all_columns_at_once_in_half_precision_and_with_decays_to_nothing(kernel
     if "gated" in kernel.__name__:
         inputs[3][:, 2] = float("-inf")
     stepped = steps.Steps(state, torch.zeros(3, 5, dtype=torch.bool), num_kept=5)
-    at_once = steps.AtOnce(state, torch.empty(5, *state.shape, dtype=state.dtype), stepped.is_filler)
+    ancestors = torch.ones(3, 5, 5, dtype=torch.bool).tril()
+    at_once = steps.AtOnce(state, torch.empty(5, *state.shape, dtype=state.dtype), stepped.is_filler, ancestors)
     (expected, _), (found, _) = kernel(stepped, *inputs), kernel(at_once, *inputs)
     assert found.dtype == expected.dtype
     torch.testing.assert_close(found.float(), expected.float(), rtol=0.05, atol=0.1)
@@ -104,6 +108,14 @@ def test_cached_logits_equal_fresh_ones_after_every_round(model_type):
     model = build("causal", model_type)
     assert choose(model).name == "ragged"
     assert check_rounds(model).num_forwards < 30
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("passes", ["eager", "static", "compiled"])
+def test_nodes_of_trees_start_from_their_parents_states(model_type, passes, emulated):
+    compiled = partial(ragged_model, execution=Execution(compile=True))
+    check_trees(build("causal", model_type), make={"eager": RaggedModel, "static": StaticModel, "compiled": compiled}[passes])
+    assert bool(emulated.runs) == (passes == "compiled")
 
 
 @torch.no_grad()

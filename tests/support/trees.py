@@ -137,7 +137,7 @@ def plain_logits(model, ids: list[int], pad: int) -> torch.Tensor:
     for begin in range(0, len(ids), step):
         own = {"position_ids": torch.arange(begin, begin + step)[None]} if takes_positions else {}
         output = model(torch.tensor([ids[begin : begin + step]]), use_cache=True, **{CACHE: past}, **own)
-        past = output.past_key_values
+        past = getattr(output, "past_key_values", None)
     return output.logits[0, -1]
 
 
@@ -150,18 +150,19 @@ def decoder_logits(model, ids: list[int], inputs: Inputs, row: int) -> torch.Ten
 
 
 @torch.no_grad()
-def check_trees(model, inputs: Inputs | None = None, rtol: float = 1e-3, atol: float = 2e-4) -> None:
+def check_trees(model, inputs: Inputs | None = None, rtol: float = 1e-3, atol: float = 2e-4, make=RaggedModel) -> None:
     """Each node sees its own path and nothing else, and what is kept is a chain again.
 
     Random branching trees, random paths kept, a row that leaves; a tree fed at once or in two passes.
 
     Args:
         inputs: of four rows, for a decoder of an encoder.
+        make: of a model one with a cache.
     """
     prompts = tiny.prompts(4, vocab_size=model.config.get_text_config(decoder=True).vocab_size)
     padding = (1 - prompts["attention_mask"]).sum(1).tolist()
     if inputs is None:
-        batch, cached = Batch(prompts["input_ids"], padding, max_length=60), RaggedModel(model)
+        batch, cached = Batch(prompts["input_ids"], padding, max_length=60), make(model)
     else:
         batch, cached = Batch(inputs.input_ids, [0] * 4, max_length=60), EncoderDecoderModel(model, inputs)
     generator = random.Random(0)
@@ -171,7 +172,7 @@ def check_trees(model, inputs: Inputs | None = None, rtol: float = 1e-3, atol: f
         parents = [random_parents(n, generator) for _ in range(num_rows)]
         tokens = torch.tensor([[generator.randrange(1, tiny.VOCAB) for _ in range(n)] for _ in range(num_rows)])
         draft = hs.Draft(tokens, None, torch.full((num_rows,), n), torch.tensor(parents))
-        if round % 2:  # the first nodes first, as a drafter does that grows the tree
+        if round % 2 and cached.takes_levels:  # the first nodes first, as a drafter does that grows the tree
             first = generator.randint(1, n - 1)
             batch.put(draft.tokens[:, :first], tree=Tree(draft.parents[:, :first], first))
             cached.logits(batch, ahead=first, num_last=1)
