@@ -36,8 +36,8 @@ def num_logits(model: PreTrainedModel) -> int:
 def max_positions_of(model: PreTrainedModel) -> int | None:
     """The longest text of the model by its config; `None` if the config has no limit."""
     config = model.config.get_text_config(decoder=True)
-    names = ("max_position_embeddings", "max_target_positions", "n_positions", "max_text_positions")
-    names += ("max_decoder_position_embeddings",)
+    names = ["max_position_embeddings", "max_target_positions", "n_positions"]
+    names += ["max_text_positions", "max_decoder_position_embeddings"]
     return next((size for name in names if (size := getattr(config, name, None)) is not None), None)
 
 

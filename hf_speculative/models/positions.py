@@ -39,7 +39,7 @@ class Columns:
             depths_of_keys: `(batch or 1, slots)` int64, the same of what the pass attends to.
             num_positions: of the text; the longest text's where it is not known, in passes of static shape.
         """
-        self.num_positions = self.most_positions if num_positions is None else num_positions
+        self.num_positions = (self.most_positions or 0) if num_positions is None else num_positions
         self.positions, self.depths, self.depths_of_keys = positions, depths, depths_of_keys
 
 

@@ -27,6 +27,8 @@ KERNELS: dict[str, Callable] = {
     "mamba2_chunk_scan": state_space,
     "mamba_selective_scan": selective_scan,
 }
+#: by which mixers keep their states
+STATEFUL = {"update_conv_state", "update_recurrent_state"}
 #: the causal convolution of all columns
 CONVOLUTION = "causal_conv1d_fn"
 
@@ -38,7 +40,7 @@ def unsteppable_reason(model: PreTrainedModel) -> str | None:
     keeps_states = False
     for module in model.modules():
         names = _names_of(module)
-        if "update_recurrent_state" not in names and "update_conv_state" not in names:
+        if STATEFUL.isdisjoint(names):
             continue
         keeps_states = True
         if "update_recurrent_state" in names and _kernel(module) is None:
@@ -83,47 +85,46 @@ def _names_of(module: nn.Module) -> tuple[str, ...]:
 
 def _stepped(module: nn.Module) -> nn.Module | None:
     """A twin of a mixer, whose `forward` finds ours under the names of kernels for prompts; `None` if it is no mixer."""
-    name = _kernel(module)
-    replaced_names = [name] * (name is not None) + [CONVOLUTION] * (CONVOLUTION in _names_of(module))
-    if not replaced_names:
+    own_names = _names_of(module)
+    ours = {name: run for name, run in (KERNELS | {CONVOLUTION: convolved}).items() if name in own_names}
+    if not ours or STATEFUL.isdisjoint(own_names):
         return None
     twin, forward = shallow(module), inspect.unwrap(type(module).forward)
     names = dict(forward.__globals__)
-    of_prompts = {name: names[name] for name in replaced_names}
-    under_way: list[Any] = [None, None]
+    goes_by: dict[str, Any] = {}
 
-    def scan(*args, **kwargs):
-        steps, _ = under_way
-        return of_prompts[name](*args, **kwargs) if steps is None else KERNELS[name](steps, *args, **kwargs)
+    def kernel(name: str) -> Callable:
+        of_prompts = names[name]
 
-    def convolve(*args, **kwargs):
-        _, paths = under_way
-        return of_prompts[CONVOLUTION](*args, **kwargs) if paths is None else convolved(paths, *args, **kwargs)
+        def run(*args, **kwargs):
+            by = goes_by.get(name)
+            return of_prompts(*args, **kwargs) if by is None else ours[name](by, *args, **kwargs)
 
-    names |= {name: convolve if name == CONVOLUTION else scan for name in replaced_names}
+        return run
+
+    names |= {name: kernel(name) for name in ours}
     own = types.FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     own.__kwdefaults__ = forward.__kwdefaults__
 
     def run(self, *args, **kwargs):
-        under_way[:] = _under_way(module.layer_idx, args, kwargs)
+        steps, paths = _under_way(module.layer_idx, args, kwargs)
+        goes_by.update((name, paths if name == CONVOLUTION else steps) for name in ours)
         try:
             return own(self, *args, **kwargs)
         finally:
-            under_way[:] = None, None  # and with them the states
+            goes_by.clear()  # and with it the states
 
     twin.forward = types.MethodType(run, twin)  # which a copy of the twin binds to itself
     return twin
 
 
 def _under_way(index: int, args: tuple, kwargs: dict) -> tuple[Steps | None, Tensor | None]:
-    """What the cache of a pass wants to be stepped, in one of ours what it says, in transformers' all but prompts; and the
-    paths of a tree."""
+    """What the cache of a pass wants to be stepped, and the paths of a tree; in transformers' caches, all but prompts are."""
     cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None)
     if cache is None:
         return None, None
     layer, hidden_states = cache.layers[index], kwargs.get("hidden_states", args[0] if args else None)
     if isinstance(layer, RecurrentLayer):
         return layer.steps, layer.paths
-    is_narrow = hidden_states is not None and 1 < hidden_states.shape[1] <= NARROW
-    states = layer.recurrent_states
-    return Steps(states[0]) if is_narrow and layer.has_previous_state[0] and states.get(0) is not None else None, None
+    is_narrow, state = hidden_states is not None and 1 < hidden_states.shape[1] <= NARROW, layer.recurrent_states.get(0)
+    return Steps(state) if is_narrow and layer.has_previous_state[0] and state is not None else None, None

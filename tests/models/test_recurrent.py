@@ -17,9 +17,10 @@ from hf_speculative.models.recurrent_cache import Recurrence, RecurrentLayer
 from tests.architectures.check import build
 from tests.architectures.configs import VOCAB
 from tests.support import tiny
+from tests.support.cases import RECURRENT
 from tests.support.plain import agrees
 from tests.support.rounds import assert_fresh, begun, check_rounds
-from tests.support.trees import check_trees
+from tests.support.trees import KnowingDrafter, check_trees
 
 #: one a kind of recurrence and of layer: gated deltas, a state space alone and beside attention, short convolutions, scans
 TYPES = ("qwen3_5_text", "olmo_hybrid", "kimi_linear", "granitemoehybrid", "falcon_h1", "mamba2", "nemotron_h")
@@ -116,6 +117,22 @@ def test_nodes_of_trees_start_from_their_parents_states(model_type, passes, emul
     compiled = partial(ragged_model, execution=Execution(compile=True))
     check_trees(build("causal", model_type), make={"eager": RaggedModel, "static": StaticModel, "compiled": compiled}[passes])
     assert bool(emulated.runs) == (passes == "compiled")
+
+
+@pytest.mark.parametrize("model_type", RECURRENT)
+@pytest.mark.parametrize(("num_rows", "optimize", "do_sample"), [(1, False, False), (4, False, True), (3, True, False)])
+def test_calls_with_trees(model_type, num_rows, optimize, do_sample, emulated):
+    """Rows leave, too."""
+    model, prompts = build("causal", model_type), tiny.prompts(num_rows, width=12)
+    call = prompts | NEW | {"do_sample": do_sample}
+    torch.manual_seed(0)
+    rows = model.generate(**call).tolist()
+    call |= {"eos_token_id": rows[0][-4]} if num_rows > 1 else {}
+    own = [row[int((1 - mask).sum()) :] for row, mask in zip(rows, prompts["attention_mask"], strict=True)]
+    drafter = KnowingDrafter(own, VOCAB)
+    stats = agrees(model, call, draft_model=drafter, num_draft_tokens=9, optimize=optimize)
+    assert drafter.num_branching > 0 and stats.mean_acceptance_length > 1.2
+    assert bool(emulated.runs) == optimize
 
 
 @torch.no_grad()
