@@ -28,7 +28,7 @@ COMMON = SIZES | {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-#: eight layers behind an encoder of two
+#: eight layers behind an encoder of two; of T5, whose cache transformers makes as deep as the encoder, of eight
 OF_DECODER: dict[str, Any] = {
     "d_model": 256,
     "encoder_layers": 2,
@@ -53,10 +53,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "bloom": SIZES | {"hidden_size": 256, "n_layer": 8, "n_head": 4},
     "bart": OF_DECODER | {"vocab_size": 500, "max_position_embeddings": 256},
     "t5": {"vocab_size": 500, "d_model": 256, "d_kv": 64, "d_ff": 512, "num_heads": 4, "decoder_start_token_id": 0}
-    | {"num_layers": 2, "num_decoder_layers": 8, "initializer_factor": 2.0},
+    | {"num_layers": 8, "initializer_factor": 2.0},
     "whisper": OF_DECODER
     | {"vocab_size": 500, "max_source_positions": NUM_PROMPT, "decoder_start_token_id": 1, "bos_token_id": 1}
-    | {"max_target_positions": 256, "suppress_tokens": None, "begin_suppress_tokens": None},
+    | {"max_target_positions": 256, "pad_token_id": 0, "suppress_tokens": None, "begin_suppress_tokens": None},
 }
 CLASSES = {"bart": AutoModelForSeq2SeqLM, "t5": AutoModelForSeq2SeqLM, "whisper": AutoModelForSpeechSeq2Seq}
 
