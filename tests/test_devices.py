@@ -14,6 +14,7 @@ import hf_speculative as hs
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.models import pool, probe, replays
 from hf_speculative.models.replays import CudaGraph, failed_on
+from tests.architectures import inputs
 from tests.architectures.check import build
 from tests.support import fake_cuda, heads, tied, tiny
 from tests.support.cases import slow_but
@@ -271,6 +272,20 @@ class TestGraphs:
             for waits in rounds:  # mamba2 waits where it reads a prompt
                 own = [wait.kind for wait in waits if CAPTURING not in wait.where and "ragged.py" not in wait.where]
                 assert own == ["read"], waits
+        assert gpus.num_replays > 0
+
+    @pytest.mark.parametrize("kind", slow_but(["bart", "t5", "whisper"], "bart"))
+    def test_what_an_encoder_gave(self, kind, gpus, monkeypatch):
+        mapping = "speech" if kind == "whisper" else "seq2seq"
+        model = build(mapping, kind)
+        target, draft = on("cuda:0", model, tiny.noisy_copy(model, 0.05))
+        for num_rows in (2, 1, 2):
+            given, results = inputs.prompts(mapping, model, num_rows), []
+            call = {name: part.to("cuda:0") for name, part in given.items()} | CAPTURED | {"draft_model": draft}
+            rounds = waits_by_round(monkeypatch, gpus, lambda: results.append(hs.generate(target, **call)))  # noqa: B023
+            assert ids(results[0]) == ids(model.generate(**given, **SETTINGS))
+            for waits in rounds[2:]:  # both have read their prompts
+                assert [wait.kind for wait in waits if CAPTURING not in wait.where] == ["read"], waits
         assert gpus.num_replays > 0
 
     def test_a_target_whose_replays_differ(self, gpus, monkeypatch):
