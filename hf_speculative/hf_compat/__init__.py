@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map, tree_map_only
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.activations import ACT2FN
 from transformers.cache_utils import LinearAttentionLayer
 from transformers.generation import logits_process
 from transformers.generation.continuous_batching.continuous_api import ContinuousMixin

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers.activations import ACT2FN
+
+from ..hf_compat import ACT2FN
 
 #: the least logarithm of a decay, which leaves nothing
 LEAST_LOG = -1e4
