@@ -78,13 +78,17 @@ class RaggedModel(CachedModel):
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         ends, widths = self._begin(batch, ahead)
         assert self.seen is not None
+        if self.layers.are_recurrent and batch.tree is not None and ahead > 0 and not any(self.host_seen):
+            # Nodes start from the state after the text.
+            of_text, of_nodes = self.logits(batch, 0, 1), self.logits(batch, ahead, min(num_last, ahead))
+            return of_nodes if num_last <= ahead else torch.cat([of_text, of_nodes], 1)
         if self.cache.recurrence.reads_before(self.host_seen, max(widths), ahead):
             self.prefill(batch)
             ends, widths = self._begin(batch, ahead)
         end, width = max(ends), max(widths)
         self.cache.reserve(len(ends), end, limit=batch.max_length + ahead)
         self.cache.start, self.cache.end, self.cache.lowest = end - width, end, min(self.host_seen)
-        nodes = None if batch.tree is None else Nodes(*self._nodes(batch, ahead))
+        nodes = Nodes(*self._nodes(batch, ahead)) if batch.tree is not None and ahead > 0 else None
         has_filler, is_filler = min(widths) < width, None
         self.cache.is_prompt = self.reads_prompts and has_filler and nodes is None and not any(self.host_seen)
         # Without filler each row goes on where its cache ends, which is there as a tensor already.

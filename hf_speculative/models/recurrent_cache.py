@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from ..hf_compat import LinearAttentionLayer
 from ..types import uploaded
-from .steps import AtOnce, Steps, along, paths_of, unless
+from .steps import Branching, Steps, along, parents_of, paths_of, unless
 
 #: columns beside those of a draft that are stepped; what is longer is read in one piece
 NARROW = 16
@@ -56,7 +56,7 @@ class RecurrentLayer(LinearAttentionLayer):
             self.steps = Steps(state, recurrence.is_filler, recurrence.num_kept)
         if (ancestors := recurrence.ancestors) is not None:
             if state is not None:
-                self.steps = AtOnce(state, state.new_empty(recurrence.width, *state.shape), recurrence.is_filler, ancestors)
+                self.steps = Branching(state, recurrence.is_filler, parents_of(ancestors))
             windows = (conv for conv in self.conv_states.values() if conv is not None)
             self.paths = next((recurrence.paths(conv.shape[-1]) for conv in windows), None)
 
@@ -112,8 +112,6 @@ class RecurrentLayer(LinearAttentionLayer):
             if self.paths is not None:
                 return list(along(inputs, self.paths).movedim(1, 0))
             return [inputs[..., column : column + size] for column in range(1, width + 1)]
-        if name == "recurrent" and index == 0 and isinstance(self.steps, AtOnce):
-            return list(self.steps.after)
         if name == "conv" or index or self.steps is None or self.steps.num_columns != width:
             raise RuntimeError(f"state {index} of a layer ({name}) was not kept after each column")
         return self.steps.states

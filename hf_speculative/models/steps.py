@@ -45,13 +45,16 @@ class Steps:
 
     def next_head(self, run: Callable[["Steps"], Tensor]) -> Tensor:
         """Return the output of `run` over the next head of the state; each runs alone."""
-        of_head = Steps(self.state[:, len(self.heads)], self.is_filler, sys.maxsize)
+        of_head = self._of_head(len(self.heads))
         output = run(of_head)
         self.heads.append(of_head.states)
         if len(self.heads) == self.state.shape[1]:
             for states in zip(*self.heads, strict=True):
                 self.advance(torch.stack(states, 1))
         return output
+
+    def _of_head(self, head: int) -> "Steps":
+        return Steps(self.state[:, head], self.is_filler, sys.maxsize)
 
     def delta_rule(self, query: Tensor, key: Tensor, value: Tensor, log_decays: Tensor, beta: Tensor) -> Tensor:
         """Decay the state `(batch, heads, dim, value dim)` in each column, and replace what the key retrieves.
@@ -95,6 +98,41 @@ class Steps:
         return torch.stack(outputs, 1)
 
 
+class Branching(Steps):
+    """Columns of a tree, each of which starts from its parent's state.
+
+    Args:
+        parents: `(batch, columns)` places in `after` of what each starts from.
+
+    Attributes:
+        after: `(1 + columns, batch, ...)` the state before all columns, and that after each.
+    """
+
+    def __init__(self, state: Tensor, is_filler: Tensor | None, parents: Tensor):
+        super().__init__(state, is_filler)
+        self.parents, self.rows = parents, torch.arange(len(parents), device=parents.device)
+        self.after = state.new_empty(1 + parents.shape[1], *state.shape)
+        self.after[0] = state
+
+    @property
+    def states(self) -> list[Tensor]:  # type: ignore[override]
+        return list(self.after[1 : 1 + self.num_columns])
+
+    @states.setter
+    def states(self, states: list[Tensor]) -> None:
+        """All are in `after`."""
+
+    def advance(self, state: Tensor) -> Tensor:
+        state = super().advance(state)
+        self.after[self.num_columns] = state
+        if self.num_columns < self.parents.shape[1]:
+            self.state = self.after[self.parents[:, self.num_columns], self.rows]
+        return state
+
+    def _of_head(self, head: int) -> Steps:
+        return Branching(self.after[0, :, head], self.is_filler, self.parents)
+
+
 class AtOnce(Steps):
     """All columns from a state in one formula, without a loop over them, so that a trace serves any number of columns.
 
@@ -108,7 +146,7 @@ class AtOnce(Steps):
         ancestors: `(batch, columns, columns)` bool, which columns each follows, itself among them; they come before it.
     """
 
-    def __init__(self, state: Tensor, after: Tensor, is_filler: Tensor | None, ancestors: Tensor):
+    def __init__(self, state: Tensor, after: Tensor, is_filler: Tensor, ancestors: Tensor):
         super().__init__(state, is_filler)
         self.after, self.ancestors = after, ancestors
 
@@ -116,7 +154,7 @@ class AtOnce(Steps):
         """Run the next head over its part of the states."""
         head = len(self.heads)
         self.heads.append([])
-        return run(AtOnce(self.state[:, head], self.after[:, :, head], self.is_filler, self.ancestors))
+        return run(AtOnce(self.state[:, head], self.after[:, :, head], self.is_filler, self.ancestors))  # type: ignore[arg-type]
 
     def delta_rule(self, query: Tensor, key: Tensor, value: Tensor, log_decays: Tensor, beta: Tensor) -> Tensor:
         query, key, value, beta = (part.transpose(1, 2) for part in (query, key, value, self._none_of_filler(beta)))
@@ -160,8 +198,7 @@ class AtOnce(Steps):
 
     def _none_of_filler(self, values: Tensor) -> Tensor:
         """Set `values (batch, columns, ...)` to 0 in columns of filler."""
-        if self.is_filler is None:
-            return values
+        assert self.is_filler is not None
         return values.masked_fill(self.is_filler.view(*self.is_filler.shape, *[1] * (values.ndim - 2)), 0)
 
     def _decays(self, logs: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,6 +229,11 @@ def paths_of(ancestors: Tensor, size: int) -> Tensor:
     wanted = depths[..., None] - torch.arange(size - 1, -1, -1, device=depths.device)
     are_wanted = ancestors[:, :, None] & (depths[:, None, None] == wanted[..., None])
     return torch.where(wanted > 0, size + are_wanted.long().argmax(-1), size - 1 + wanted)
+
+
+def parents_of(ancestors: Tensor) -> Tensor:
+    """The `parents` of `Branching`, by the `ancestors` of `AtOnce`."""
+    return (paths_of(ancestors, 2)[..., 0] - 1).clamp(min=0)
 
 
 def convolved(

@@ -119,6 +119,21 @@ def test_nodes_of_trees_start_from_their_parents_states(model_type, passes, emul
     assert bool(emulated.runs) == (passes == "compiled")
 
 
+class Always(hs.Schedule):
+    """Drafts in the first round, too."""
+
+    def plan(self, batch):
+        return [9 if room else 0 for room in batch.rooms]
+
+
+@pytest.mark.parametrize("width", [1, 7])
+def test_a_tree_before_the_prompt_is_read(width):
+    model, prompts = build("causal", "qwen3_5_text"), tiny.prompts(1, width)
+    drafter = KnowingDrafter(model.generate(**prompts, **NEW).tolist(), VOCAB)
+    agrees(model, prompts | NEW, draft_model=drafter, schedule=Always())
+    assert drafter.num_branching > 0
+
+
 @pytest.mark.parametrize("model_type", RECURRENT)
 @pytest.mark.parametrize(("num_rows", "optimize", "do_sample"), [(1, False, False), (4, False, True), (3, True, False)])
 def test_calls_with_trees(model_type, num_rows, optimize, do_sample, emulated):
