@@ -60,14 +60,8 @@ class AheadModel(StaticModel):
 
     def _cached(self, inputs: tuple[Tensor, ...], widths: list[int]) -> Iterator[list[Tensor]]:
         """Yield the tensors of all layers' `Layout`, for a pass of each of these widths, one after the other."""
-        recurrence, states = self.cache.recurrence, None
-        first = recurrence.num_states - 1
-        if recurrence.layers:
-            states, _ = recurrence.in_buffers()
-            recurrence.keep(states)
         like = len(inputs[0]), self.one_pass.layouts, self.dtype, self.device
         for width in widths:
-            cached = self.cache.tensors(*like, states, slice(first, first + width))
+            cached = self.cache.tensors(*like, width)
             assert all(part.is_contiguous() for part in cached), "compiled for strides that follow from sizes"
             yield cached
-            first += width

@@ -219,8 +219,7 @@ class RaggedModel(CachedModel):
         first = uploaded(firsts, batch.path.device)[:, None]
         self.cache.move(first + batch.path, first + torch.arange(batch.path.shape[1], device=first.device))
         if self.layers.are_recurrent:
-            lasts = [path[-1] if path else -1 for path in batch.host_path]
-            self.cache.recurrence.pick([self.num_nodes - 1 - last for last in lasts], seen)
+            self.cache.recurrence.follow(batch.host_path, self.num_nodes, seen)
         self._set_seen(list(range(len(seen))), seen)
 
     def select(self, indices: list[int]) -> None:

@@ -5,7 +5,7 @@ is a smaller length, without a copy. Rows that leave free their lanes, which oth
 """
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ from transformers import Cache, CacheLayerMixin, EncoderDecoderCache
 
 from ..hf_compat import LinearAttentionLayer
 from ..types import uploaded
-from .recurrent_cache import Key, Recurrence, RecurrentLayer
+from .recurrent_cache import Recurrence, RecurrentLayer
+from .written import StateLayout
 
 #: slots that are allocated ahead of what a pass needs, if the request may use them
 MAX_AHEAD = 1024
@@ -60,18 +61,17 @@ class Layout:
 
     Attributes:
         keys: heads and width of keys and of values, which come first, each `(batch, heads, capacity, width)`.
-        states: of each recurrent state its kind, index, shape without rows, and dtype. It is read from one tensor
-            `(batch, ...)`, and that after each column is written to another, `(columns, batch, ...)`.
+        states: those of each recurrent state.
         cross: as `keys`, of an encoder's output, which come last and are read only.
     """
 
     keys: tuple[tuple[int, int], ...] = ()
-    states: tuple[tuple[str, int, tuple[int, ...], torch.dtype], ...] = ()
+    states: tuple[StateLayout, ...] = ()
     cross: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tensors(self) -> int:
-        return len(self.keys) + 2 * len(self.states) + len(self.cross)
+        return len(self.keys) + sum(state.num_tensors for state in self.states) + len(self.cross)
 
 
 class RaggedLayer(CacheLayerMixin):
@@ -243,20 +243,15 @@ class RaggedCache(Cache):
         layouts: Sequence[Layout],
         dtype: torch.dtype,
         device: torch.device,
-        states: Mapping[Key, Tensor] | None = None,
-        columns: slice = slice(0),
+        width: int = 0,
     ) -> list[Tensor]:
         """List what a compiled pass reads and writes, for the rows running: the tensors of each layer's `Layout`.
 
         Args:
             num_rows, layouts, dtype, device: of what is allocated if no pass has been run.
-            states: what `Recurrence.in_buffers` gives. The pass reads `states[columns.start]`, and writes those behind, as many
-                as `columns` has.
+            width: of the pass, from whose states the cache goes on.
         """
-        of_layers: dict[int, list[Tensor]] = {}
-        for key in sorted(states or ()):
-            state = states[key]  # type: ignore[index]
-            of_layers.setdefault(key[0], []).extend([state[columns.start], state[columns.start + 1 : columns.stop + 1]])
+        states = self.recurrence.compiled([layout.states for layout in layouts if layout.states], width)
         tensors: list[Tensor] = []
         for index, (layer, layout) in enumerate(zip(self.layers, layouts, strict=True)):
             if layout.keys:
@@ -265,7 +260,7 @@ class RaggedCache(Cache):
                     layer.lazy_initialization(*(torch.empty(size, dtype=dtype, device=device) for size in sizes))
                 tensors += layer.filled()
             if isinstance(layer, RecurrentLayer):
-                tensors += of_layers.get(layer.place, [])
+                tensors += states[layer.place]
             if layout.cross:
                 encoded = self.cross.layers[index]  # type: ignore[union-attr]
                 tensors += [encoded.keys, encoded.values]

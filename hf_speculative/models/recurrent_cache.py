@@ -6,7 +6,7 @@ runs as in plain decoding, over copies. Several columns from a state are stepped
 leaves its last state.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -17,11 +17,10 @@ from torch.nn import functional
 from ..hf_compat import LinearAttentionLayer
 from ..types import uploaded
 from .steps import Branching, Steps, along, parents_of, paths_of, unless
+from .written import Key, Later, Picked, StateLayout, Written
 
 #: columns beside those of a draft that are stepped; what is longer is read in one piece
 NARROW = 16
-#: of a state: the place of its layer, its kind and its index
-Key = tuple[int, str, int]
 
 
 class RecurrentLayer(LinearAttentionLayer):
@@ -45,8 +44,8 @@ class RecurrentLayer(LinearAttentionLayer):
         recurrence, self.windows, self.steps, self.paths = self.recurrence, {}, None, None  # type: ignore[var-annotated]
         for name, states in states_of(self):
             for index in states:
-                columns = recurrence.columns.get((self.place, name, index))
-                state = None if columns is None else columns[-1]
+                key = self.place, name, index
+                state = recurrence.last(key) if key in recurrence.columns else None
                 # Fused kernels of single steps write in place.
                 states[index] = state.clone() if state is not None and recurrence.width == 1 else state
         for index, state in self.conv_states.items():
@@ -133,11 +132,11 @@ class Recurrence:
 
     Attributes:
         columns: of each state, by its layer's place, kind and index: as it was at the last rollback and after each column
-            since, each `(rows running, ...)`.
+            since, each `(rows running, ...)`, or as `Later`.
         behind: of each state, that of the rows that are done, the last ones first.
         starts, ends: tokens that each row had read at the last rollback, and has read now.
         num_states: states that are kept: the last ones, a column each; columns of a row end in the last one.
-        buffers: of each state, where captured and compiled passes read it, and write those after each column: `(room, ...)`.
+        buffers: of each state, where captured passes read it, and write those after each column: `(room, ...)`.
         num_columns, is_stepped, has_filler: of the pass under way, or of several in one graph: their columns, whether the
             state after each is kept, and whether some leave states as they are.
         width, is_filler: of the pass that a model runs: its columns, and which of them `(batch, width)` are filler, if any.
@@ -160,7 +159,14 @@ class Recurrence:
         """Begin with rows that have read nothing."""
         self.starts = self.ends = [0] * num_rows
         self.num_states = 1
-        self.columns: dict[Key, list[Tensor]] = {}
+        self.columns: dict[Key, list[Any]] = {}
+
+    def last(self, key: Key) -> Tensor:
+        """The state as it is now."""
+        columns = self.columns[key]
+        if isinstance(columns[-1], Later):
+            columns[-1] = columns[-1].state(key)
+        return columns[-1]
 
     def begin(self, seen: list[int], width: int, ahead: int, has_filler: bool) -> None:
         """Begin a pass over `width` columns, the last `ahead` of them draft tokens; rows have read `seen` tokens."""
@@ -229,6 +235,37 @@ class Recurrence:
 
         return run
 
+    def compiled(self, layouts: Sequence[Sequence[StateLayout]], width: int) -> list[list[Tensor]]:
+        """Go on from the states that a compiled pass leaves.
+
+        Args:
+            layouts: of each layer.
+            width: of the pass.
+
+        Returns:
+            Of each layer the tensors of its states, see `StateLayout`.
+        """
+        written, tensors = Written(width), list[list[Tensor]]()
+        none_skipped: list[set[int]] = [set()] * len(self.ends)
+        columns_of_pass = [Later(written, [column] * len(self.ends), none_skipped) for column in range(width)]
+        for place, layout in enumerate(layouts):
+            tensors.append([])
+            for one in layout:
+                columns = self.columns[key := (place, one.kind, one.index)]
+                if not one.adds_products:
+                    state = self.last(key).contiguous()
+                    after = state.new_empty(width, *state.shape)
+                    tensors[-1] += [state, after]
+                    columns += after.unbind(0)
+                    continue
+                given = columns[-1].parts(key) if isinstance(columns[-1], Later) else one.unwritten(columns[-1])
+                state, writes, _ = given
+                before, new = torch.empty_like(state), writes.new_empty(width, *writes.shape[1:])
+                tensors[-1] += [*given, before, new]
+                columns[-1], written.before[key], written.writes[key] = before, before, new
+                columns += columns_of_pass
+        return tensors
+
     def keep(self, states: dict[Key, Tensor]) -> None:
         """Go on from the states that a pass leaves in its buffers."""
         self.columns = {key: list(columns) for key, columns in states.items()}
@@ -252,7 +289,7 @@ class Recurrence:
         if not self.layers:
             return seen
         if not any(seen) and max(self.ends, default=0) == 1:  # a prompt of one token: rows step from there
-            self.columns = {key: [torch.zeros_like(columns[-1])] for key, columns in self.columns.items()}
+            self.columns = {key: [torch.zeros_like(self.last(key))] for key in self.columns}
             self.starts, self.ends, self.num_states = list(seen), list(seen), 1
             return seen
         rows = list(zip(self.starts, self.ends, seen, strict=True))
@@ -262,13 +299,20 @@ class Recurrence:
         self.pick([end - wanted for _, end, wanted in rows], seen)
         return seen
 
-    def pick(self, back: list[int], seen: list[int]) -> None:
-        """Rows go on from the state `back` columns before the last one, and have then read `seen` tokens."""
-        for key, columns in self.columns.items():
-            if min(back) == max(back):
-                self.columns[key] = [columns[-1 - back[0]]]
-            else:
-                self.columns[key] = [torch.stack([columns[-1 - num][row] for row, num in enumerate(back)])]
+    def follow(self, paths: list[list[int]], num_nodes: int, seen: list[int]) -> None:
+        """Of a tree, the last `num_nodes` columns, rows go on from the end of their paths, and have then read `seen` tokens."""
+        first, nodes = self.num_columns - num_nodes, range(num_nodes)
+        skipped = [{first + node for node in nodes if node not in path} for path in paths]
+        self.pick([num_nodes - 1 - (path[-1] if path else -1) for path in paths], seen, skipped)
+
+    def pick(self, back: list[int], seen: list[int], skipped: list[set[int]] | None = None) -> None:
+        """Rows go on from the state `back` columns before the last one, and have then read `seen` tokens.
+
+        Args:
+            skipped: see `Later`.
+        """
+        picked = Picked(skipped)
+        self.columns = {key: [picked(key, [columns[-1 - num] for num in back])] for key, columns in self.columns.items()}
         self.starts = self.ends = list(seen)
         self.num_states = 1
 
@@ -283,7 +327,8 @@ class Recurrence:
             return
         only_leave = indices == sorted(set(indices))
         leaving = sorted({*range(len(self.ends))} - {*indices}) if only_leave else []
-        for key, (state,) in self.columns.items():
+        for key in self.columns:
+            state = self.last(key)
             gone = state[uploaded(leaving, state.device, torch.long)]
             self.behind[key] = torch.cat([gone, self.behind[key]]) if key in self.behind else gone
             self.columns[key] = [state[uploaded(indices, state.device, torch.long)]]
@@ -300,9 +345,9 @@ class Recurrence:
             return
         num_rows = len(self.ends)
         for key in self.columns.keys() | other.columns.keys():
-            new = other.columns[key][-1] if key in other.columns else None
-            like = self.columns[key][-1] if new is None else new
-            state = self.columns[key][-1].clone() if key in self.columns else like.new_zeros(num_rows, *like.shape[1:])
+            new = other.last(key) if key in other.columns else None
+            like = self.last(key) if new is None else new
+            state = self.last(key).clone() if key in self.columns else like.new_zeros(num_rows, *like.shape[1:])
             state[uploaded(lanes, state.device)] = state.new_zeros(()) if new is None else new
             self.columns[key] = [state]
         ends = dict(zip(lanes, other.ends, strict=True))
@@ -320,8 +365,9 @@ class Recurrence:
     def store(self, cache, lanes: list[int]) -> None:
         """Give transformers' own `cache` the states of rows `lanes`."""
         layers = _recurrent(cache)
-        for (place, name, index), columns in sorted(self.columns.items()):
-            state = columns[-1][uploaded(lanes, columns[-1].device)]
+        for key in sorted(self.columns):
+            (place, name, index), state = key, self.last(key)
+            state = state[uploaded(lanes, state.device)]
             update = layers[place].update_conv_state if name == "conv" else layers[place].update_recurrent_state
             update(state, state_idx=index)
 

@@ -140,74 +140,73 @@ class AtOnce(Steps):
     arXiv 2412.06464, section 3.3, for one chunk). Rounding depends on where a pass begins, unlike in `Steps`.
 
     Args:
-        state: before the first column.
-        after: `(columns, batch, ...)`, for the states after each column.
+        state: before the first column, and afterwards as well.
+        new: what is written, see `StateLayout`: `(columns, batch, ...)`.
         is_filler: as in `Steps`.
         ancestors: `(batch, columns, columns)` bool, which columns each follows, itself among them; they come before it.
     """
 
-    def __init__(self, state: Tensor, after: Tensor, is_filler: Tensor, ancestors: Tensor):
+    def __init__(self, state: Tensor, new: Tensor, is_filler: Tensor, ancestors: Tensor):
         super().__init__(state, is_filler)
-        self.after, self.ancestors = after, ancestors
+        self.new, self.ancestors = new, ancestors
 
     def next_head(self, run: Callable[[Steps], Tensor]) -> Tensor:
         """Run the next head over its part of the states."""
         head = len(self.heads)
         self.heads.append([])
-        return run(AtOnce(self.state[:, head], self.after[:, :, head], self.is_filler, self.ancestors))  # type: ignore[arg-type]
+        return run(AtOnce(self.state[:, head], self.new[:, :, head], self.is_filler, self.ancestors))  # type: ignore[arg-type]
 
     def delta_rule(self, query: Tensor, key: Tensor, value: Tensor, log_decays: Tensor, beta: Tensor) -> Tensor:
         query, key, value, beta = (part.transpose(1, 2) for part in (query, key, value, self._none_of_filler(beta)))
-        since_start, between = self._decays(log_decays)
-        since_start = since_start.transpose(1, 2)
-        # Keys as they have decayed by a later column: (batch, heads, later, dim, column).
-        between = between.permute(0, 3, 1, 4, 2)
-        keys = between * key.transpose(-1, -2)[:, :, None]
+        logs, since_start, between = self._decays(log_decays)
+        logs, since_start, between = logs.transpose(1, 2), since_start.transpose(1, 2), between.permute(0, 3, 1, 4, 2)
+        both = torch.stack([key, query])
         if between.shape[3] == 1:
-            corrections, scores = (part @ key.transpose(-1, -2) * between[:, :, :, 0] for part in (key, query))
-        else:
-            corrections, scores = ((part[..., None, :] @ keys)[..., 0, :] for part in (key, query))
-        state = self.state.float()
-        delta = beta * (value - (key * since_start) @ state)
+            corrections, scores = both @ key.transpose(-1, -2) * between[:, :, :, 0]
+        else:  # keys as they have decayed by a later column: (batch, heads, later, dim, column)
+            keys = between * key.transpose(-1, -2)[:, :, None]
+            corrections, scores = (both[..., None, :] @ keys)[..., 0, :]
+        # One product reads the state, which is large.
+        found = (both * since_start).movedim(0, 2).flatten(2, 3) @ self.state.float()
+        found, retrieved = found.unflatten(2, (2, -1)).unbind(2)
+        delta = beta * (value - found)
         delta = torch.linalg.solve_triangular(beta * corrections, delta, upper=False, unitriangular=True)
-        written = (keys.flatten(2, 3) @ delta).unflatten(2, keys.shape[2:4])
-        self._keep((state[:, :, None] * since_start[..., None] + written).movedim(2, 0))
-        return ((query * since_start) @ state + scores @ delta).transpose(1, 2)
+        self._write(logs, key, delta)
+        return (retrieved + scores @ delta).transpose(1, 2)
 
     def scan(self, log_decays: Tensor, inputs: Tensor, keys: Tensor, reads: Tensor) -> Tensor:
-        since_start, between = self._decays(log_decays)
+        logs, since_start, between = self._decays(log_decays)
         keys, state = self._none_of_filler(keys).float(), self.state.float()
         if log_decays.shape[-1] > 1:
             states = state[:, None] * since_start + (between * (keys * inputs[..., None])[:, None]).sum(2)
-            self._keep(states.transpose(0, 1))
+            self.new.copy_(states.transpose(0, 1))
             return (states.to(self.state.dtype).to(reads.dtype) @ reads[..., None])[..., 0]
         inputs, keys, reads = (part.float().transpose(1, 2) for part in (inputs, keys[..., 0, :], reads))
-        since_start, between = since_start.transpose(1, 2), between[..., 0, 0].permute(0, 3, 1, 2)
-        # Inputs as they have decayed by a later column: (batch, heads, later, dim, column).
-        decayed = between[:, :, :, None] * inputs.transpose(-1, -2)[:, :, None]
-        written = (decayed.flatten(2, 3) @ keys).unflatten(2, decayed.shape[2:4])
-        self._keep((state[:, :, None] * since_start + written).movedim(2, 0))
-        scores = reads @ keys.transpose(-1, -2) * between
-        outputs = (reads @ state.transpose(-1, -2)) * since_start[..., 0] + scores @ inputs
+        logs, since_start = (part[..., 0].transpose(1, 2) for part in (logs, since_start))
+        self._write(logs, inputs, keys)
+        scores = reads @ keys.transpose(-1, -2) * between[..., 0, 0].permute(0, 3, 1, 2)
+        outputs = (reads @ state.transpose(-1, -2)) * since_start + scores @ inputs
         return outputs.transpose(1, 2).contiguous()  # mixers view it
 
-    def _keep(self, states: Tensor) -> None:
-        """Write the states after each column `(columns, batch, ...)`."""
-        self.after.copy_(states)
-        self.state = self.after[-1]
+    def _write(self, logs: Tensor, left: Tensor, right: Tensor) -> None:
+        """Write decays and factors `(batch, heads, columns, ...)`."""
+        self.new.copy_(torch.cat([logs.expand_as(left), left, right], -1).movedim(2, 0))
 
     def _none_of_filler(self, values: Tensor) -> Tensor:
         """Set `values (batch, columns, ...)` to 0 in columns of filler."""
         assert self.is_filler is not None
         return values.masked_fill(self.is_filler.view(*self.is_filler.shape, *[1] * (values.ndim - 2)), 0)
 
-    def _decays(self, logs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return decays since the start `(batch, columns, ...)`, and between columns `(batch, later, column, ...)`."""
+    def _decays(self, logs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logarithms of decays and decays since the start, `(batch, columns, ...)`, and those between columns.
+
+        The latter are `(batch, later, column, ...)`.
+        """
         # In float64, since large sums have small differences; clamped, since infinite ones have none.
         logs = self._none_of_filler(logs).double().clamp(min=LEAST_LOG)
         sums = (self.ancestors.double() @ logs.flatten(2)).view(logs.shape)
         between = (sums[:, :, None] - sums[:, None]).float().exp()
-        return sums.float().exp(), between.where(self.ancestors[(..., *[None] * (logs.ndim - 2))], 0)
+        return logs.float(), sums.float().exp(), between.where(self.ancestors[(..., *[None] * (logs.ndim - 2))], 0)
 
 
 def along(inputs: Tensor, paths: Tensor) -> Tensor:

@@ -141,8 +141,8 @@ class TracedPass(nn.Module):
         capacity, shapes = seen + num_columns + NUM_SPARE, list[tuple[tuple[int, ...], torch.dtype]]()
         for heads, dim in layout.keys:
             shapes.append(((num_rows, heads, capacity, dim), self.model.dtype))
-        for *_, shape, dtype in layout.states:
-            shapes += [((num_rows, *shape), dtype), ((num_columns, num_rows, *shape), dtype)]
+        for state in layout.states:
+            shapes += state.sizes(num_rows, num_columns, num_before=1 + seen % 8)
         shapes += [((num_rows, heads, num_encoded(seen), dim), self.model.dtype) for heads, dim in layout.cross]
         return [torch.randn(shape, generator=generator).to(dtype) for shape, dtype in shapes]
 

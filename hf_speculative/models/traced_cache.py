@@ -12,7 +12,9 @@ from ..hf_compat import LinearAttentionLayer
 from .masks import AttentionLayers
 from .ragged_cache import Layout, RaggedRecurrentLayer
 from .recurrent_cache import states_of
+from .stepped import calls
 from .steps import AtOnce, along, paths_of
+from .written import StateLayout, after_columns
 
 
 class TracedRecurrence:
@@ -27,20 +29,17 @@ class TracedRecurrence:
             layer.recurrence = self  # type: ignore[assignment]
 
     def enter(self, width: int, is_filler: Tensor | None, ancestors: Tensor) -> None:
-        self.is_filler, self.ancestors, self.is_single = is_filler, ancestors, width == 1  # never while it is traced
-        for layer in self.layers if self.is_single else ():
-            for _, states in states_of(layer):  # written in place
-                states.update({index: state.clone() for index, state in states.items() if state is not None})
+        self.is_filler, self.ancestors = is_filler, ancestors
 
     def leave(self) -> None:
-        for layer in self.layers if self.is_single else ():
-            layer.finish_columns()
+        """Layers have written theirs."""
 
 
 class TracedLayer(RaggedRecurrentLayer):
     """What one layer caches, in a pass that is traced.
 
-    Written by `index_put_`, which the compiler does in place; a `scatter_` would copy the whole cache.
+    For a mixer, it has no previous state: a single column runs as several do. Written by `index_put_`, which the compiler does
+    in place; a `scatter_` would copy the whole cache.
     """
 
     def __init__(self, cache: "TracedCache", layout: Layout, tensors: Sequence[Tensor]):
@@ -48,20 +47,24 @@ class TracedLayer(RaggedRecurrentLayer):
         if layout.keys:
             self.keys, self.values, *tensors = tensors
             self.is_initialized = True
-        self.after: dict[tuple[str, int], Tensor] = {}
+        self.given: dict[tuple[str, int], list[Tensor]] = {}
         self.windows: dict[int, Tensor] = {}
-        held = dict(states_of(self))
-        for (name, index, *_), state, after in zip(layout.states, tensors[::2], tensors[1::2], strict=True):
-            held[name][index], self.after[name, index] = state, after
-            self.has_previous_state[index] = True
+        held, tensors = dict(states_of(self)), list(tensors)
+        for state in layout.states:
+            self.given[state.kind, state.index] = given = tensors[: state.num_tensors]
+            del tensors[: state.num_tensors]
+            held[state.kind][state.index] = given[0]
 
     @property
     def steps(self) -> AtOnce | None:  # type: ignore[override]
         """The recurrence over the columns of the pass, if the layer has one."""
-        state, recurrence = self.recurrent_states.get(0), self.recurrence
-        if state is None:
+        if ("recurrent", 0) not in self.given:
             return None
-        return AtOnce(state, self.after["recurrent", 0], recurrence.is_filler, recurrence.ancestors)  # type: ignore[arg-type]
+        state, *others, new = self.given["recurrent", 0]
+        if others:
+            *written, before = others
+            state = before.copy_(after_columns(state, *written))
+        return AtOnce(state, new, self.recurrence.is_filler, self.recurrence.ancestors)  # type: ignore[arg-type]
 
     @property
     def paths(self) -> Tensor:  # type: ignore[override]
@@ -69,16 +72,10 @@ class TracedLayer(RaggedRecurrentLayer):
         return paths_of(self.recurrence.ancestors, self.conv_states[0].shape[-1])  # type: ignore[arg-type, union-attr]
 
     def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, *args, **kwargs) -> Tensor:
-        size = self.conv_states[state_idx].shape[-1]
-        inputs = super().update_conv_state(conv_states, state_idx, size)
-        self.after["conv", state_idx].copy_(along(inputs, self.paths).movedim(1, 0))
+        state, after = self.given["conv", state_idx]
+        inputs = super().update_conv_state(conv_states, state_idx, state.shape[-1])
+        after.copy_(along(inputs, self.paths).movedim(1, 0))
         return inputs
-
-    def finish_columns(self) -> None:
-        """Copy the states of a single column, which runs as in plain decoding."""
-        held = dict(states_of(self))
-        for (name, index), after in self.after.items():
-            after.copy_(held[name][index].clone())  # type: ignore[union-attr]  # it may be a part of `after`
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         cache = self.cache
@@ -102,7 +99,7 @@ class TracedCache(Cache):
         num_own = [layout.num_tensors - len(layout.cross) for layout in layouts]
         own = [part[:num] for part, num in zip(tensors, num_own, strict=True)]
         layers = [TracedLayer(self, *layer) for layer in zip(layouts, own, strict=True)]
-        self.recurrence = TracedRecurrence([layer for layer in layers if layer.after])
+        self.recurrence = TracedRecurrence([layer for layer in layers if layer.given])
         super().__init__(layers=layers)  # type: ignore[arg-type]
         if any(layout.cross for layout in layouts):
             others = [part[num:] for part, num in zip(tensors, num_own, strict=True)]
@@ -124,14 +121,17 @@ def layouts_of(model: PreTrainedModel, layers: AttentionLayers) -> list[Layout]:
         given = {layers.cache_name: EncoderDecoderCache(cache, cross)} | layers.encoded(states, torch.ones_like(ids), width=2)
     with torch.no_grad():
         model(use_cache=True, **{f"{layers.prefix}input_ids": ids}, **given)
-    layouts = []
+    adds_products, layouts = not calls(model, "mamba_selective_scan"), list[Layout]()
     for layer, encoded_layer in itertools.zip_longest(cache.layers, cross.layers):
         held = states_of(layer) if isinstance(layer, LinearAttentionLayer) else []
-        states = [(name, i, state) for name, by_index in held for i, state in by_index.items() if state is not None]
+        states = [(kind, i, state) for kind, by_index in held for i, state in by_index.items() if state is not None]
         layouts.append(
             Layout(
                 _shapes_of_keys(layer),
-                tuple((name, index, tuple(state.shape[1:]), state.dtype) for name, index, state in states),
+                tuple(
+                    StateLayout(kind, index, tuple(state.shape[1:]), state.dtype, kind == "recurrent" and adds_products)
+                    for kind, index, state in states
+                ),
                 _shapes_of_keys(encoded_layer),
             )
         )
