@@ -46,7 +46,7 @@ class AheadModel(StaticModel):
         if not self._is_static(batch, width) or num_logits(self.original) > vocab_size:
             return None
         inputs = self._tensors(batch, 0, width, max(ends) + ahead)
-        self.cache.recurrence.begin(self.host_seen, width + ahead, ahead, has_filler=min(widths) < width)
+        self.cache.recurrence.begin(self.host_seen, [width - own for own in widths], width + ahead, ahead)
         drawn: list[Tensor] = []
         tokens, first, seen, bounds, slots, *nodes = (tensor.contiguous() for tensor in inputs)
         for cached in self._cached(inputs, [width] + [1] * ahead):

@@ -113,7 +113,7 @@ class RaggedModel(CachedModel):
         else:
             attention_mask = self.layers.masks(queries, self.cache, nodes, is_filler)
 
-        self.cache.recurrence.begin(self.host_seen, width, ahead, has_filler)
+        self.cache.recurrence.begin(self.host_seen, [width - own for own in widths], width, ahead)
         keep = {"logits_to_keep": num_last} if self.layers.keeps_logits else {}
         depths = position_ids
         if any(self.offsets):

@@ -137,14 +137,15 @@ class Recurrence:
         starts, ends: tokens that each row had read at the last rollback, and has read now.
         num_states: states that are kept: the last ones, a column each; columns of a row end in the last one.
         buffers: of each state, where captured passes read it, and write those after each column: `(room, ...)`.
-        num_columns, is_stepped, has_filler: of the pass under way, or of several in one graph: their columns, whether the
-            state after each is kept, and whether some leave states as they are.
+        num_columns, is_stepped, has_filler, num_filler: of the pass under way, or of several in one graph: their columns,
+            whether the state after each is kept, and whether some leave states as they are, as the first ones of rows do.
         width, is_filler: of the pass that a model runs: its columns, and which of them `(batch, width)` are filler, if any.
         ancestors: of a pass over a tree, as `Nodes.among` gives them.
         num_kept: the most states to keep after the pass.
     """
 
     has_filler = False
+    num_filler: Sequence[int] = ()
     is_filler: Tensor | None = None
     ancestors: Tensor | None = None
 
@@ -168,15 +169,20 @@ class Recurrence:
             columns[-1] = columns[-1].state(key)
         return columns[-1]
 
-    def begin(self, seen: list[int], width: int, ahead: int, has_filler: bool) -> None:
-        """Begin a pass over `width` columns, the last `ahead` of them draft tokens; rows have read `seen` tokens."""
+    def begin(self, seen: list[int], num_filler: list[int], width: int, ahead: int) -> None:
+        """Begin a pass over `width` columns, the last `ahead` of them draft tokens; rows have read `seen` tokens.
+
+        Args:
+            num_filler: the first columns of each row, which leave its states as they are.
+        """
         if not self.layers:
             return
         if not self.columns:
             self.reset(len(seen))
-        elif has_filler and self.num_states > 1:
+        has_filler = any(num_filler)
+        if has_filler and self.num_states > 1:
             self.go_back(seen)  # states of a row would no longer follow each other column by column
-        self.num_columns, self.has_filler = width, has_filler
+        self.num_columns, self.has_filler, self.num_filler = width, has_filler, num_filler
         is_long = width > NARROW + max(ahead, 0)
         self.is_stepped = bool(self.columns) and not (is_long and ahead <= 0 and not has_filler)
         self.num_kept = max(ahead, 0) + 1 if is_long else self.num_states + width
@@ -245,24 +251,25 @@ class Recurrence:
         Returns:
             Of each layer the tensors of its states, see `StateLayout`.
         """
-        written, tensors = Written(width), list[list[Tensor]]()
-        none_skipped: list[set[int]] = [set()] * len(self.ends)
-        columns_of_pass = [Later(written, [column] * len(self.ends), none_skipped) for column in range(width)]
+        tensors, written = list[list[Tensor]](), Written(width)
+        skipped = [set(range(num)) for num in self.num_filler]
+        self.num_filler = [0] * len(skipped)  # of a further pass
+        columns_of_pass = [Later(written, [column] * len(skipped), skipped) for column in range(width)]
         for place, layout in enumerate(layouts):
             tensors.append([])
             for one in layout:
                 columns = self.columns[key := (place, one.kind, one.index)]
-                if not one.adds_products:
+                if one.is_whole:
                     state = self.last(key).contiguous()
                     after = state.new_empty(width, *state.shape)
                     tensors[-1] += [state, after]
                     columns += after.unbind(0)
                     continue
                 given = columns[-1].parts(key) if isinstance(columns[-1], Later) else one.unwritten(columns[-1])
-                state, writes, _ = given
-                before, new = torch.empty_like(state), writes.new_empty(width, *writes.shape[1:])
+                before, new = torch.empty_like(given[0]), given[1].new_empty(len(skipped), width, *given[1].shape[2:])
                 tensors[-1] += [*given, before, new]
-                columns[-1], written.before[key], written.writes[key] = before, before, new
+                columns[-1], written.layouts[key] = one.turned(before), one
+                written.before[key], written.writes[key] = before, new
                 columns += columns_of_pass
         return tensors
 

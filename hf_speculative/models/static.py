@@ -47,7 +47,7 @@ class StaticModel(RaggedModel):
             return super().logits(batch, ahead, num_last)
         width = self._width(widths, batch, ahead)
         inputs = self._tensors(batch, ahead, width, max(ends))
-        self.cache.recurrence.begin(self.host_seen, width, ahead, has_filler=min(widths) < width)
+        self.cache.recurrence.begin(self.host_seen, [width - own for own in widths], width, ahead)
         kind = self._keeps_last(num_last), self.recorded
         logits = self.replays(self.cache, self._one_pass(inputs, num_last), inputs, kind)
         self._finish(ends, batch.lengths - batch.padding + ahead)
@@ -62,7 +62,7 @@ class StaticModel(RaggedModel):
         ends, widths = self._begin(batch, ahead=0)
         width, ahead = self._width(widths, batch, ahead=0), num_tokens - 1  # the last one is not fed
         inputs = self._tensors(batch, 0, width, max(ends) + num_tokens)
-        self.cache.recurrence.begin(self.host_seen, width + ahead, ahead, has_filler=min(widths) < width)
+        self.cache.recurrence.begin(self.host_seen, [width - own for own in widths], width + ahead, ahead)
         one_pass = self._one_pass(inputs, num_last=1)
 
         def draft_all(input_ids: Tensor, first: Tensor, seen: Tensor, *others: Tensor):

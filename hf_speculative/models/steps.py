@@ -141,7 +141,7 @@ class AtOnce(Steps):
 
     Args:
         state: before the first column, and afterwards as well.
-        new: what is written, see `StateLayout`: `(columns, batch, ...)`.
+        new: what is written, see `StateLayout`.
         is_filler: as in `Steps`.
         ancestors: `(batch, columns, columns)` bool, which columns each follows, itself among them; they come before it.
     """
@@ -190,7 +190,7 @@ class AtOnce(Steps):
 
     def _write(self, logs: Tensor, left: Tensor, right: Tensor) -> None:
         """Write decays and factors `(batch, heads, columns, ...)`."""
-        self.new.copy_(torch.cat([logs.expand_as(left), left, right], -1).movedim(2, 0))
+        self.new.copy_(torch.cat([logs.expand_as(left), left, right], -1).transpose(1, 2))
 
     def _none_of_filler(self, values: Tensor) -> Tensor:
         """Set `values (batch, columns, ...)` to 0 in columns of filler."""

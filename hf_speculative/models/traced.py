@@ -144,7 +144,8 @@ class TracedPass(nn.Module):
         for state in layout.states:
             shapes += state.sizes(num_rows, num_columns, num_before=1 + seen % 8)
         shapes += [((num_rows, heads, num_encoded(seen), dim), self.model.dtype) for heads, dim in layout.cross]
-        return [torch.randn(shape, generator=generator).to(dtype) for shape, dtype in shapes]
+        numbers = ((torch.randn(shape, generator=generator), dtype) for shape, dtype in shapes)
+        return [one > 0 if dtype == torch.bool else one.to(dtype) for one, dtype in numbers]
 
     def places(
         self, num_rows: int, num_columns: int, seen: int, num_nodes: int, generator: torch.Generator

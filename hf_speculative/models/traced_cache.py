@@ -13,8 +13,8 @@ from .masks import AttentionLayers
 from .ragged_cache import Layout, RaggedRecurrentLayer
 from .recurrent_cache import states_of
 from .stepped import calls
-from .steps import AtOnce, along, paths_of
-from .written import StateLayout, after_columns
+from .steps import AtOnce, paths_of
+from .written import StateLayout
 
 
 class TracedRecurrence:
@@ -47,35 +47,39 @@ class TracedLayer(RaggedRecurrentLayer):
         if layout.keys:
             self.keys, self.values, *tensors = tensors
             self.is_initialized = True
-        self.given: dict[tuple[str, int], list[Tensor]] = {}
-        self.windows: dict[int, Tensor] = {}
+        self.given: dict[tuple[str, int], tuple[StateLayout, list[Tensor]]] = {}
         held, tensors = dict(states_of(self)), list(tensors)
         for state in layout.states:
-            self.given[state.kind, state.index] = given = tensors[: state.num_tensors]
+            self.given[state.kind, state.index] = state, tensors[: state.num_tensors]
+            held[state.kind][state.index] = tensors[0]
             del tensors[: state.num_tensors]
-            held[state.kind][state.index] = given[0]
 
     @property
     def steps(self) -> AtOnce | None:  # type: ignore[override]
         """The recurrence over the columns of the pass, if the layer has one."""
         if ("recurrent", 0) not in self.given:
             return None
-        state, *others, new = self.given["recurrent", 0]
-        if others:
-            *written, before = others
-            state = before.copy_(after_columns(state, *written))
+        layout, (*given, new) = self.given["recurrent", 0]
+        state = given[0] if layout.is_whole else self._before(layout, *given)
         return AtOnce(state, new, self.recurrence.is_filler, self.recurrence.ancestors)  # type: ignore[arg-type]
+
+    @staticmethod
+    def _before(layout: StateLayout, *given: Tensor) -> Tensor:
+        """The state before the pass, which is noted for later."""
+        *parts, before = given
+        return before.copy_(layout.after(*parts))
 
     @property
     def paths(self) -> Tensor:  # type: ignore[override]
         """One file serves chains and trees."""
-        return paths_of(self.recurrence.ancestors, self.conv_states[0].shape[-1])  # type: ignore[arg-type, union-attr]
+        layout, _ = self.given["conv", 0]
+        return paths_of(self.recurrence.ancestors, layout.shape[1])
 
     def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, *args, **kwargs) -> Tensor:
-        state, after = self.given["conv", state_idx]
-        inputs = super().update_conv_state(conv_states, state_idx, state.shape[-1])
-        after.copy_(along(inputs, self.paths).movedim(1, 0))
-        return inputs
+        """Channels are last in memory, so that inputs are read as vectors."""
+        layout, (*given, new) = self.given["conv", state_idx]
+        inputs = [self._before(layout, *given), new.copy_(conv_states.transpose(1, 2))]
+        return torch.cat(inputs, 1).transpose(1, 2)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         cache = self.cache

@@ -1,7 +1,8 @@
-"""What the columns of a compiled pass write to a recurrent state: outer products, by which the next pass goes on.
+"""What the columns of a compiled pass write to a recurrent state, by which the next pass goes on.
 
-A state is a hundred times as large as what a column writes. So a pass gives no state after each column; the next one reads the
-state before this one, and the columns that were accepted. As the chunks of Yang et al. 2024 (arXiv 2412.06464), section 3.3.
+A state is a hundred times as large as what a column adds to it. So a pass leaves no state after each column: the next one reads
+the state before this one, and of the columns those that were accepted. For products, this is a chunk of Yang et al. 2024 (arXiv
+2412.06464), section 3.3.
 """
 
 import functools
@@ -17,56 +18,16 @@ from ..types import uploaded
 Key = tuple[int, str, int]
 
 
-@dataclass(frozen=True)
-class StateLayout:
-    """The tensors in which a compiled pass finds a state.
-
-    These are the state before the pass `(batch, ...)`, and where the state after each column goes, `(columns, batch, ...)`. Of
-    states to which columns add a product, they are the arguments of `after_columns`, where the state goes that these give, and
-    what the columns of the pass write.
-
-    Attributes:
-        kind, index: in a layer.
-        shape: without rows.
-        dtype: of the state.
-        adds_products: in each column.
-    """
-
-    kind: str
-    index: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    adds_products: bool
-
-    @property
-    def num_tensors(self) -> int:
-        return 5 if self.adds_products else 2
-
-    def sizes(self, num_rows: int, num_columns: int, num_before: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
-        """Shapes and dtypes of the tensors, after a pass of `num_before` columns."""
-        state, after = ((num_rows, *self.shape), self.dtype), ((num_columns, num_rows, *self.shape), self.dtype)
-        if not self.adds_products:
-            return [state, after]
-        written = num_rows, self.shape[0], 2 * self.shape[1] + self.shape[2]
-        before, new = ((num, *written) for num in (num_before, num_columns))
-        return [state, (before, torch.float), ((num_rows, num_before), torch.bool), state, (new, torch.float)]
-
-    def unwritten(self, state: Tensor) -> list[Tensor]:
-        """The arguments of `after_columns` that give `state`."""
-        _, *others = self.sizes(len(state), num_columns=0, num_before=1)[:3]
-        return [state.contiguous(), *(state.new_zeros(shape, dtype=dtype) for shape, dtype in others)]
-
-
-def after_columns(state: Tensor, writes: Tensor, are_read: Tensor) -> Tensor:
-    """The state after some columns.
+def after_products(state: Tensor, writes: Tensor, are_read: Tensor) -> Tensor:
+    """The state of a recurrence after some columns, each of which decays it and adds a product.
 
     Args:
         state: `(batch, heads, dim, width)` before them.
-        writes: `(columns, batch, heads, 2 * dim + width)`: logarithms of decays, and the factors of the product that is added.
-        are_read: `(batch, columns)` bool.
+        writes: `(batch, columns, heads, 2 * dim + width)`: logarithms of decays, and the two factors.
+        are_read: `(batch, columns)` bool, which columns.
     """
     sizes = [state.shape[2], state.shape[2], state.shape[3]]
-    logs, left, right = writes.movedim(0, 2).split(sizes, -1)
+    logs, left, right = writes.transpose(1, 2).split(sizes, -1)
     unread = ~are_read[:, None, :, None]
     logs = logs.masked_fill(unread, 0)
     since = logs.flip(2).cumsum(2).flip(2)  # of logarithms, from each column on
@@ -76,17 +37,92 @@ def after_columns(state: Tensor, writes: Tensor, are_read: Tensor) -> Tensor:
     return (decayed + left.transpose(2, 3) @ right).to(state.dtype)
 
 
+def after_inputs(state: Tensor, writes: Tensor, places: Tensor) -> Tensor:
+    """The state of a convolution after some columns: its last inputs.
+
+    Args:
+        state: `(batch, size, channels)` before them.
+        writes: `(batch, columns, channels)`, the inputs of the columns.
+        places: `(batch, size)`, which of both.
+    """
+    rows = torch.arange(places.shape[0], device=places.device)[:, None]
+    return torch.cat([state, writes], 1)[rows, places]
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """The tensors in which a compiled pass finds a state.
+
+    These are the arguments of `after_products` or `after_inputs`, where the state goes that they give, and what the columns of
+    the pass write. Where columns add neither, they are the state before the pass `(batch, ...)`, and where the state after each
+    column goes, `(columns, batch, ...)`.
+
+    Attributes:
+        kind, index: in a layer.
+        shape: of the state, as the layer has it, without rows.
+        dtype: of the state.
+        adds_products: in each column.
+    """
+
+    kind: str
+    index: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    adds_products: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the state after each column is given."""
+        return self.kind == "recurrent" and not self.adds_products
+
+    @property
+    def num_tensors(self) -> int:
+        return 2 if self.is_whole else 5
+
+    def sizes(self, num_rows: int, num_columns: int, num_before: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shapes and dtypes of the tensors, after a pass of `num_before` columns."""
+        if self.is_whole:
+            return [((num_rows, *self.shape), self.dtype), ((num_columns, num_rows, *self.shape), self.dtype)]
+        if self.adds_products:
+            shape, dtype, which = self.shape, torch.float, ((num_rows, num_before), torch.bool)
+            written = (self.shape[0], 2 * self.shape[1] + self.shape[2])
+        else:
+            shape, dtype, which = self.shape[::-1], self.dtype, ((num_rows, self.shape[1]), torch.long)
+            written = self.shape[:1]  # type: ignore[assignment]
+        state = (num_rows, *shape), self.dtype
+        before, new = (((num_rows, num, *written), dtype) for num in (num_before, num_columns))
+        return [state, before, which, state, new]
+
+    def after(self, state: Tensor, *others: Tensor) -> Tensor:
+        """The state that is given by the first of the tensors, in the form of those."""
+        return (after_products if self.adds_products else after_inputs)(state, *others)
+
+    def turned(self, state: Tensor) -> Tensor:
+        """From the form of the tensors to that of the layer, and back."""
+        return state if self.kind == "recurrent" else state.transpose(1, 2)
+
+    def unwritten(self, state: Tensor) -> list[Tensor]:
+        """The arguments of `after` that give `state`, in the form of the layer."""
+        _, (shape, dtype), *_ = self.sizes(len(state), num_columns=0, num_before=1)
+        which = state.new_zeros(len(state), 1, dtype=torch.bool)
+        if not self.adds_products:
+            which = torch.arange(self.shape[1], device=state.device).repeat(len(state), 1)
+        return [self.turned(state).contiguous(), state.new_zeros(shape, dtype=dtype), which]
+
+
 @dataclass
 class Written:
     """A compiled pass over several columns.
 
     Attributes:
         num_columns: in all.
+        layouts: of the states.
         before: the states that its columns go on from.
         writes: what they write to each.
     """
 
     num_columns: int
+    layouts: dict[Key, StateLayout] = field(default_factory=dict)
     before: dict[Key, Tensor] = field(default_factory=dict)
     writes: dict[Key, Tensor] = field(default_factory=dict)
 
@@ -97,25 +133,45 @@ class Later:
     Args:
         written: the pass.
         lasts: the last column that each row goes on from.
-        skipped: columns before it that each row leaves out: of other branches of a tree.
+        skipped: columns before it that each row leaves out: filler, and other branches of a tree.
     """
 
     def __init__(self, written: Written, lasts: list[int], skipped: list[set[int]]):
         self.written, self.lasts, self.skipped = written, lasts, skipped
+        self.places: dict[int, Tensor] = {}
+
+    @functools.cached_property
+    def read(self) -> list[list[int]]:
+        """The columns that each row has read."""
+        pairs = zip(self.lasts, self.skipped, strict=True)
+        return [[column for column in range(last + 1) if column not in skipped] for last, skipped in pairs]
 
     @functools.cached_property
     def are_read(self) -> Tensor:
-        """`(batch, columns)` bool."""
-        columns, pairs = range(self.written.num_columns), zip(self.lasts, self.skipped, strict=True)
-        rows = [[column <= last and column not in skipped for column in columns] for last, skipped in pairs]
-        return uploaded(rows, next(iter(self.written.before.values())).device, torch.bool)
+        """The argument of `after_products`."""
+        columns = range(self.written.num_columns)
+        return uploaded([[column in read for column in columns] for read in self.read], self.device, torch.bool)
+
+    def places_of(self, size: int) -> Tensor:
+        """The argument of `after_inputs`."""
+        if size not in self.places:
+            places = [[*range(size), *(size + column for column in read)][-size:] for read in self.read]
+            self.places[size] = uploaded(places, self.device, torch.long)
+        return self.places[size]
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.written.before.values())).device
 
     def parts(self, key: Key) -> list[Tensor]:
-        """The arguments of `after_columns`."""
-        return [self.written.before[key], self.written.writes[key], self.are_read]
+        """The arguments of `StateLayout.after`."""
+        layout, before = self.written.layouts[key], self.written.before[key]
+        return [before, self.written.writes[key], self.are_read if layout.adds_products else self.places_of(before.shape[1])]
 
     def state(self, key: Key) -> Tensor:
-        return after_columns(*self.parts(key))
+        """In the form of the layer."""
+        layout = self.written.layouts[key]
+        return layout.turned(layout.after(*self.parts(key)))
 
 
 class Picked:
@@ -141,8 +197,10 @@ class Picked:
     def _of_pass(self, written: Written, wanted: list[Tensor | Later]) -> Later:
         """One for all layers: what rows leave out is uploaded once."""
         if id(written) not in self.laters:
-            are_of_it = [one if isinstance(one, Later) and one.written is written else None for one in wanted]
-            lasts = [-1 if one is None else one.lasts[row] for row, one in enumerate(are_of_it)]
-            skipped = self.skipped or [set() if one is None else one.skipped[row] for row, one in enumerate(are_of_it)]
+            of_it = [one if isinstance(one, Later) and one.written is written else None for one in wanted]
+            lasts = [-1 if one is None else one.lasts[row] for row, one in enumerate(of_it)]
+            skipped = [set() if one is None else one.skipped[row] for row, one in enumerate(of_it)]
+            if self.skipped is not None:
+                skipped = [own | more for own, more in zip(skipped, self.skipped, strict=True)]
             self.laters[id(written)] = Later(written, lasts, skipped)
         return self.laters[id(written)]

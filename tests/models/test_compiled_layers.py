@@ -1,6 +1,8 @@
 """Compiled passes of layers that cache something else than keys and values of one shape: states, others' keys, nothing."""
 
+import sys
 from contextlib import closing
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 import hf_speculative as hs
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.hf_compat.compiled import CompiledPackage
-from hf_speculative.models import artifacts, execution, exported, traced
+from hf_speculative.models import artifacts, described, execution, exported, traced
 from hf_speculative.models.execution import Execution
 from tests.architectures.check import build
 from tests.support import tiny
@@ -87,3 +89,18 @@ def test_weights_of_a_few_numbers_are_not_written_into_the_file(tmp_path):
     inputs, others = ([tensor.clone() for tensor in other.samples[0]] for _ in range(2))
     with torch.no_grad():
         torch.testing.assert_close(compiled(inputs)[0], other(*others), rtol=1e-3, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "jamba", "gemma4_text", "bloom"])
+def test_names_of_files_depend_on_all_code_of_ours_that_runs(kind):
+    """Else a file of an older version would be used."""
+    whole, ran = artifacts.files_of(build("causal", kind)).whole, set()
+    inputs = whole.sample(3, 5, 20)
+    sys.setprofile(lambda frame, *_: ran.add(Path(frame.f_code.co_filename)))
+    try:
+        whole(*inputs)
+    finally:
+        sys.setprofile(None)
+    own = {path.stem for path in ran if path.parent == Path(traced.__file__).parent}
+    assert "traced_cache" in own <= {*described.OWN}

@@ -14,7 +14,7 @@ from hf_speculative.models import RaggedModel, StaticModel, UniversalModel, choo
 from hf_speculative.models.execution import Execution, ragged_model
 from hf_speculative.models.inputs import text_inputs
 from hf_speculative.models.recurrent_cache import Recurrence, RecurrentLayer
-from hf_speculative.models.written import StateLayout, after_columns
+from hf_speculative.models.written import StateLayout
 from tests.architectures.check import build
 from tests.architectures.configs import VOCAB
 from tests.support import tiny
@@ -70,7 +70,7 @@ def _at_once(kernel, state, is_filler, ancestors):
     def states() -> list:
         if not layout.adds_products:
             return at_once.new
-        return torch.stack([after_columns(state, at_once.new, followed) for followed in ancestors.unbind(1)])
+        return torch.stack([layout.after(state, at_once.new, followed) for followed in ancestors.unbind(1)])
 
     return at_once, states
 
