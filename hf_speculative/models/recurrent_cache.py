@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from ..hf_compat import LinearAttentionLayer
 from ..types import uploaded
-from .steps import Branching, Steps, along, parents_of, paths_of, unless
+from .steps import Branching, Steps, along, moved_right, parents_of, paths_of, unless
 from .written import Key, Later, Picked, StateLayout, Written
 
 #: columns beside those of a draft that are stepped; what is longer is read in one piece
@@ -70,7 +70,7 @@ class RecurrentLayer(LinearAttentionLayer):
         else:
             inputs = torch.cat([before, conv_states], -1)
             if self.paths is None and (is_filler := self.recurrence.is_filler) is not None:
-                inputs = _moved_right(inputs, size, is_filler.sum(1).to(inputs.device))
+                inputs = moved_right(inputs, size, is_filler.sum(1).to(inputs.device))
             self.windows[state_idx] = inputs
         self.conv_states[state_idx], self.has_previous_state[state_idx] = inputs[..., -size:], True
         return inputs
@@ -118,13 +118,6 @@ class RecurrentLayer(LinearAttentionLayer):
 
 def states_of(layer: LinearAttentionLayer) -> list[tuple[str, dict[int, Tensor | None]]]:
     return [("conv", layer.conv_states), ("recurrent", layer.recurrent_states)]
-
-
-def _moved_right(inputs: Tensor, size: int, num_filler: Tensor) -> Tensor:
-    """The first `size` of `inputs (batch, ..., n)` moved past each row's first `num_filler (batch,)` columns after them."""
-    place, by = torch.arange(inputs.shape[-1], device=inputs.device), num_filler[:, None]
-    source = torch.where((place >= by) & (place < by + size), place - by, place)
-    return inputs.gather(-1, source.view(inputs.shape[0], *[1] * (inputs.ndim - 2), -1).expand_as(inputs))
 
 
 class Recurrence:
@@ -251,27 +244,10 @@ class Recurrence:
         Returns:
             Of each layer the tensors of its states, see `StateLayout`.
         """
-        tensors, written = list[list[Tensor]](), Written(width)
-        skipped = [set(range(num)) for num in self.num_filler]
-        self.num_filler = [0] * len(skipped)  # of a further pass
-        columns_of_pass = [Later(written, [column] * len(skipped), skipped) for column in range(width)]
-        for place, layout in enumerate(layouts):
-            tensors.append([])
-            for one in layout:
-                columns = self.columns[key := (place, one.kind, one.index)]
-                if one.is_whole:
-                    state = self.last(key).contiguous()
-                    after = state.new_empty(width, *state.shape)
-                    tensors[-1] += [state, after]
-                    columns += after.unbind(0)
-                    continue
-                given = columns[-1].parts(key) if isinstance(columns[-1], Later) else one.unwritten(columns[-1])
-                before, new = torch.empty_like(given[0]), given[1].new_empty(len(skipped), width, *given[1].shape[2:])
-                tensors[-1] += [*given, before, new]
-                columns[-1], written.layouts[key] = one.turned(before), one
-                written.before[key], written.writes[key] = before, new
-                columns += columns_of_pass
-        return tensors
+        written = Written(width, [set(range(num)) for num in self.num_filler])
+        self.num_filler = [0] * len(self.num_filler)  # of a further pass
+        layers = enumerate(layouts)
+        return [[part for one in layout for part in written.go_on(place, one, self.columns)] for place, layout in layers]
 
     def keep(self, states: dict[Key, Tensor]) -> None:
         """Go on from the states that a pass leaves in its buffers."""

@@ -209,6 +209,13 @@ class AtOnce(Steps):
         return logs.float(), sums.float().exp(), between.where(self.ancestors[(..., *[None] * (logs.ndim - 2))], 0)
 
 
+def moved_right(inputs: Tensor, size: int, num_filler: Tensor) -> Tensor:
+    """The first `size` of `inputs (batch, ..., n)` moved past each row's first `num_filler (batch,)` columns after them."""
+    place, by = torch.arange(inputs.shape[-1], device=inputs.device), num_filler[:, None]
+    source = torch.where((place >= by) & (place < by + size), place - by, place)
+    return inputs.gather(-1, source.view(inputs.shape[0], *[1] * (inputs.ndim - 2), -1).expand_as(inputs))
+
+
 def along(inputs: Tensor, paths: Tensor) -> Tensor:
     """Of `inputs (batch, channels, n)` those at `paths (batch, columns, size)`: `(batch, columns, channels, size)`."""
     rows = torch.arange(paths.shape[0], device=paths.device)[:, None, None]

@@ -6,7 +6,8 @@ the state before this one, and of the columns those that were accepted. For prod
 """
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,21 +111,42 @@ class StateLayout:
         return [self.turned(state).contiguous(), state.new_zeros(shape, dtype=dtype), which]
 
 
-@dataclass
 class Written:
     """A compiled pass over several columns.
 
-    Attributes:
+    Args:
         num_columns: in all.
+        filler: those of each row.
+
+    Attributes:
         layouts: of the states.
         before: the states that its columns go on from.
         writes: what they write to each.
+        columns: the states after each column.
     """
 
-    num_columns: int
-    layouts: dict[Key, StateLayout] = field(default_factory=dict)
-    before: dict[Key, Tensor] = field(default_factory=dict)
-    writes: dict[Key, Tensor] = field(default_factory=dict)
+    def __init__(self, num_columns: int, filler: list[set[int]]):
+        self.num_columns = num_columns
+        self.layouts: dict[Key, StateLayout] = {}
+        self.before: dict[Key, Tensor] = {}
+        self.writes: dict[Key, Tensor] = {}
+        self.columns = [Later(self, [column] * len(filler), filler) for column in range(num_columns)]
+
+    def go_on(self, place: int, layout: StateLayout, columns: dict[Key, list[Any]]) -> list[Tensor]:
+        """The tensors of a state of layer `place`, for a pass that goes on from the last of its `columns`, which it extends."""
+        key = place, layout.kind, layout.index
+        last = columns[key].pop()
+        if layout.is_whole:
+            last = last.contiguous()
+            after = last.new_empty(self.num_columns, *last.shape)
+            columns[key] += [last, *after]
+            return [last, after]
+        given = last.parts(key) if isinstance(last, Later) else layout.unwritten(last)
+        before = torch.empty_like(given[0])
+        new = given[1].new_empty(len(before), self.num_columns, *given[1].shape[2:])
+        self.layouts[key], self.before[key], self.writes[key] = layout, before, new
+        columns[key] += [layout.turned(before), *self.columns]
+        return [*given, before, new]
 
 
 class Later:
