@@ -46,6 +46,8 @@ ENOUGH, STEPS = 8, 32
 LEAST_TOP_P = 1e-6
 #: standard errors by which one of two drafts has to be better
 CLEARLY = 2.0
+#: how often each text is learned from while nothing is decoded
+TIMES_WHEN_IDLE = 4
 #: of a draft that was trained before
 LEARNING_RATE = 5e-4
 #: the share of the time, and the seconds that may be saved up, so that no pause gets long
@@ -58,7 +60,8 @@ _learning = threading.Lock()
 class Learner:
     """Trains a copy of a draft while the draft is in use, for `attach(..., learn=Learner(...))`.
 
-    Texts are kept in memory alone. Steps come between rounds, and take `share` of the time of decoding.
+    Texts are kept in memory alone. Steps come between rounds, and take `share` of the time of decoding. A server also learns
+    while it has no requests.
 
     Args:
         folder: where the draft is saved whenever it got better, as `draft_model=` takes it. A draft that is there already is
@@ -147,7 +150,7 @@ class Learner:
         self.held_out: deque[Example] = deque(maxlen=TO_JUDGE_BY)
         self.use = SamplingParams()
         self.gains: list[float] = []
-        self.balance = 0.0
+        self.balance = self.left_for_idle_time = 0.0
         self.random = random.Random(0)
         self._start_over()
         return own
@@ -171,12 +174,30 @@ class Learner:
         self.num_texts += 1
         # By the prompt, so that nothing is judged by what was learned.
         (self.texts if hash(tuple(prompt)) % ONE_IN else self.held_out).append(example)
+        self.left_for_idle_time = min(self.left_for_idle_time + TIMES_WHEN_IDLE / TEXTS, TO_LEARN_FROM)
 
     def spend(self, seconds: float) -> None:
-        """Decoding took so long: learn for a share of it. What fails ends learning, not the call."""
+        """Decoding took so long: learn for a share of it."""
         self.balance = min(self.balance + self.share * seconds, MOST_SAVED)
-        if self.balance <= 0 or self.is_frozen or len(self.texts) < ENOUGH or not _learning.acquire(blocking=False):
-            return
+        if self.balance > 0:
+            self.balance -= self._work()
+
+    def has_more_to_learn(self) -> bool:
+        """Whether there are texts that were seldom learned from."""
+        return self.left_for_idle_time >= 1 and self._is_ready()
+
+    def use_idle_time(self) -> None:
+        """Nothing is decoded: do one piece of work."""
+        self.left_for_idle_time -= 1
+        self._work()
+
+    def _is_ready(self) -> bool:
+        return not self.is_frozen and len(self.texts) >= ENOUGH
+
+    def _work(self) -> float:
+        """Do a piece of work, and return its seconds. What fails ends learning, not the call."""
+        if not self._is_ready() or not _learning.acquire(blocking=False):
+            return 0.0
         started, device = time.perf_counter(), device_of(self.teacher.target)
         try:
             # Whatever the caller has set of torch, gradients are made.
@@ -189,7 +210,7 @@ class Learner:
             _learning.release()
         took = time.perf_counter() - started
         self.seconds += took
-        self.balance -= took
+        return took
 
     def _go_on(self) -> None:
         """One piece of work: a step, or judging by one text."""

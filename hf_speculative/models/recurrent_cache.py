@@ -244,10 +244,11 @@ class Recurrence:
         Returns:
             Of each layer the tensors of its states, see `StateLayout`.
         """
-        written = Written(width, [set(range(num)) for num in self.num_filler])
-        self.num_filler = [0] * len(self.num_filler)  # of a further pass
+        written, filler = Written(width), [set(range(num)) for num in self.num_filler]
+        self.num_filler = [0] * len(filler)  # of a further pass
+        new, columns = [Later(written, [column] * len(filler), filler) for column in range(width)], self.columns
         layers = enumerate(layouts)
-        return [[part for one in layout for part in written.go_on(place, one, self.columns)] for place, layout in layers]
+        return [[part for one in layout for part in written.go_on(place, one, columns, new)] for place, layout in layers]
 
     def keep(self, states: dict[Key, Tensor]) -> None:
         """Go on from the states that a pass leaves in its buffers."""

@@ -48,11 +48,9 @@ class TracedLayer(RaggedRecurrentLayer):
             self.keys, self.values, *tensors = tensors
             self.is_initialized = True
         self.given: dict[tuple[str, int], tuple[StateLayout, list[Tensor]]] = {}
-        held, tensors = dict(states_of(self)), list(tensors)
         for state in layout.states:
-            self.given[state.kind, state.index] = state, tensors[: state.num_tensors]
-            held[state.kind][state.index] = tensors[0]
-            del tensors[: state.num_tensors]
+            self.given[state.kind, state.index] = state, [*tensors[: state.num_tensors]]
+            tensors = tensors[state.num_tensors :]
 
     @property
     def steps(self) -> AtOnce | None:  # type: ignore[override]

@@ -116,24 +116,26 @@ class Written:
 
     Args:
         num_columns: in all.
-        filler: those of each row.
 
     Attributes:
         layouts: of the states.
         before: the states that its columns go on from.
         writes: what they write to each.
-        columns: the states after each column.
     """
 
-    def __init__(self, num_columns: int, filler: list[set[int]]):
+    def __init__(self, num_columns: int):
         self.num_columns = num_columns
         self.layouts: dict[Key, StateLayout] = {}
         self.before: dict[Key, Tensor] = {}
         self.writes: dict[Key, Tensor] = {}
-        self.columns = [Later(self, [column] * len(filler), filler) for column in range(num_columns)]
 
-    def go_on(self, place: int, layout: StateLayout, columns: dict[Key, list[Any]]) -> list[Tensor]:
-        """The tensors of a state of layer `place`, for a pass that goes on from the last of its `columns`, which it extends."""
+    def go_on(self, place: int, layout: StateLayout, columns: dict[Key, list[Any]], new: list["Later"]) -> list[Tensor]:
+        """Make the tensors of a state of layer `place`, for a pass that goes on from the last of its `columns`.
+
+        Args:
+            columns: of all states. They get those of the pass.
+            new: these, of states that are not given.
+        """
         key = place, layout.kind, layout.index
         last = columns[key].pop()
         if layout.is_whole:
@@ -143,10 +145,10 @@ class Written:
             return [last, after]
         given = last.parts(key) if isinstance(last, Later) else layout.unwritten(last)
         before = torch.empty_like(given[0])
-        new = given[1].new_empty(len(before), self.num_columns, *given[1].shape[2:])
-        self.layouts[key], self.before[key], self.writes[key] = layout, before, new
-        columns[key] += [layout.turned(before), *self.columns]
-        return [*given, before, new]
+        writes = given[1].new_empty(len(before), self.num_columns, *given[1].shape[2:])
+        self.layouts[key], self.before[key], self.writes[key] = layout, before, writes
+        columns[key] += [layout.turned(before), *new]
+        return [*given, before, writes]
 
 
 class Later:

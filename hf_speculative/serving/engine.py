@@ -211,12 +211,20 @@ class Engine:
         self._thread.join(timeout)
 
     def _serve(self) -> None:
-        """The engine's thread: run the loop while there are requests, else sleep."""
+        """The engine's thread: run the loop while there are requests, else let the draft learn, or sleep."""
+        learner = self.options.config.learn
         while True:
+            may_learn = learner is not None and learner.has_more_to_learn()
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._jobs or self._is_closed)
-                if not self._waiting and not self._jobs:
+                is_asked = self._changed.wait_for(
+                    lambda: self._waiting or self._jobs or self._is_closed, timeout=0 if may_learn else None
+                )
+                if is_asked and not self._waiting and not self._jobs:
                     return
+            if not is_asked:
+                with modes_of_a_call(self.model, self.options.source.draft_model):
+                    learner.use_idle_time()
+                continue
             self._run_a_job()
             first = self._take(self.max_lanes)
             if not first:  # all were cancelled

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 import time
 import warnings
 from contextlib import closing
@@ -181,6 +182,28 @@ def test_an_engine_learns_from_its_requests(target):
             time.sleep(0.01)
     assert learner.num_texts == len(requests)
     assert learner.num_steps > 0
+
+
+def test_an_engine_without_requests_learns_on_for_a_while(target):
+    """Each text a few times; requests come between two pieces of work."""
+    learner = hs.Learner(share=1e-6)
+    hs.attach(target, draft_of(target), learn=learner)
+    with closing(Engine(target, max_lanes=4)) as engine:
+
+        def answer(start: int) -> None:
+            ended = [threading.Event() for _ in range(30)]
+            for number, event in enumerate(ended):
+                prompt = [5, 6, start + number]
+                engine.submit(prompt, lambda _: None, lambda _, event=event: event.set(), max_new_tokens=12)
+            assert all(event.wait(60) for event in ended)
+
+        for start in (7, 31):
+            answer(start)
+            before, deadline = learner.num_steps, time.monotonic() + 60
+            while learner.has_more_to_learn() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert learner.num_steps > before and not learner.has_more_to_learn()
+    assert learner.num_steps <= 60 * module.TIMES_WHEN_IDLE / module.TEXTS + 1
 
 
 def test_a_copy_of_the_model_learns_apart(target):

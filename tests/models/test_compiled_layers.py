@@ -1,5 +1,6 @@
 """Compiled passes of layers that cache something else than keys and values of one shape: states, others' keys, nothing."""
 
+import gc
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +14,7 @@ from hf_speculative.call.configuration import as_keywords
 from hf_speculative.hf_compat.compiled import CompiledPackage
 from hf_speculative.models import artifacts, described, execution, exported, traced
 from hf_speculative.models.execution import Execution
+from hf_speculative.models.written import Written
 from tests.architectures.check import build
 from tests.support import tiny
 from tests.support.cases import RECURRENT, a_third
@@ -49,6 +51,19 @@ def test_states_of_recurrent_layers_are_not_written_over(emulated):
     """A round goes on from the state after any column of the last one, in the same buffers."""
     model = build("causal", "granitemoehybrid")
     assert check_rounds(model, execution=Execution(compile=True)).num_forwards < 30 and emulated.runs
+
+
+def test_states_of_earlier_rounds_are_let_go_of_at_once(emulated):
+    """Each takes as much memory as the caches of a layer: none waits for the garbage collector."""
+    model = build("causal", "qwen3_5_text")
+    gc.collect()
+    gc.disable()
+    try:
+        cached = check_rounds(model, execution=Execution(compile=True))
+        assert emulated.runs and sum(type(one) is Written for one in gc.get_objects()) <= 1
+    finally:
+        gc.enable()
+    assert cached.num_forwards > 5
 
 
 def test_bits_that_are_fixed_take_eager_passes(emulated):
