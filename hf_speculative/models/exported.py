@@ -92,18 +92,19 @@ class Checked:
     grow too large to tell a pass from a wrong one.
 
     Args:
+        dtype: of the model.
         num_outputs: to compare; `None`: all. Tokens may be others where logits are nearly equal.
     """
 
-    def __init__(self, compiled: Runs, module: nn.Module, num_outputs: int | None = None):
-        self.compiled, self.module, self.num_outputs = compiled, module, num_outputs
+    def __init__(self, compiled: Runs, module: nn.Module, dtype: torch.dtype, num_outputs: int | None = None):
+        self.compiled, self.module, self.dtype, self.num_outputs = compiled, module, dtype, num_outputs
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
         others = [tensor.clone() for tensor in inputs]
         found, expected = self.compiled(inputs), self.module(*others)
         expected = ([expected] if isinstance(expected, Tensor) else list(expected))[: self.num_outputs]
         pairs = zip(expected + others, found[: len(expected)] + inputs, strict=True)
-        if not all(_is_close(one, other) for one, other in pairs):
+        if not all(_is_close(one, other, self.dtype) for one, other in pairs):
             raise Differs(f"{type(self.module).__name__} is computed otherwise than by the model")
         return found
 
@@ -115,9 +116,9 @@ def check(compiled: Runs, module: TracedPass, parts: Sequence[nn.Module] = ()) -
     Raises:
         Differs: its outputs differ from the model's.
     """
-    num_others, of_pieces = 0, isinstance(compiled, PassOfPieces)
+    num_others, of_pieces, dtype = 0, isinstance(compiled, PassOfPieces), module.model.dtype
     if isinstance(compiled, PassOfPieces):
-        *pieces, after = map(Checked, compiled.pieces, parts)
+        *pieces, after = (Checked(*piece, dtype) for piece in zip(compiled.pieces, parts, strict=True))
         after.num_outputs = 1  # the logits
         compiled = PassOfPieces([*pieces, after], module.num_places, compiled.recorded, compiled.layouts)
     for seed, (num_rows, num_columns, seen, num_nodes) in enumerate(TRIED):
@@ -125,19 +126,21 @@ def check(compiled: Runs, module: TracedPass, parts: Sequence[nn.Module] = ()) -
         expected, found = module(*inputs), compiled(list(others))
         num_others += int((found[1] != module.likeliest(found[0])).sum())
         numbers = (expected[0], *expected[2:], *module.written(inputs)), (found[0], *found[2:], *module.written(others))
-        if (not of_pieces or expected[0].dtype == torch.float32) and not all(map(_is_close, *numbers)):
+        pairs = zip(*numbers, strict=True)
+        if (not of_pieces or dtype == torch.float32) and not all(_is_close(*pair, dtype) for pair in pairs):
             raise Differs(f"{num_rows} rows of {num_columns} columns are computed otherwise than by the model")
     if num_others > MOST_OTHERS:
         raise Differs(f"{num_others} tokens are not those of the largest logits")
 
 
-def _is_close(one: Tensor, other: Tensor) -> bool:
+def _is_close(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+    """Whether numbers of a model of this dtype are equal but for rounding; some of its states are kept in float32."""
     if bool((one == other).all()):  # of a single query, one mask serves all heads
         return True
     if not one.is_floating_point():
         return False
     error = (one.float() - other.float()).abs()
-    if one.dtype == torch.float32:
+    if dtype == torch.float32:
         return bool(error.max() <= LARGEST * one.std())
     # A few vectors of a model's states, and numbers in them, are hundreds of times the others.
     squares = one.float().square().mean(-1, keepdim=True)

@@ -84,6 +84,14 @@ def test_half_precision(emulated):
     assert emulated.runs and emulated.num_made == 1
 
 
+@pytest.mark.slow
+def test_a_compiled_layer_in_half_precision_whose_states_are_not():
+    """They are as far apart as what they are made of."""
+    model = build("causal", "granitemoehybrid").bfloat16()
+    assert artifacts.files_of(model).parts[1].layout.states[-1].dtype == torch.float32
+    assert len({*artifacts.make(model)}) > 1  # its pieces
+
+
 def test_a_model_that_reads_no_prompt_of_ids_alone(emulated, monkeypatch):
     model = tiny.llama()
     monkeypatch.setattr(traced, "layouts_of", Mock(side_effect=ValueError("give an image")))
