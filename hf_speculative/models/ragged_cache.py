@@ -251,9 +251,10 @@ class RaggedCache(Cache):
             num_rows, layouts, dtype, device: of what is allocated if no pass has been run.
             width: of the pass, from whose states the cache goes on.
         """
-        states = self.recurrence.compiled([layout.states for layout in layouts if layout.states], width)
+        pairs = list(zip(self.layers, layouts, strict=True))
+        states = self.recurrence.compiled([own.states for layer, own in pairs if isinstance(layer, RecurrentLayer)], width)
         tensors: list[Tensor] = []
-        for index, (layer, layout) in enumerate(zip(self.layers, layouts, strict=True)):
+        for index, (layer, layout) in enumerate(pairs):
             if layout.keys:
                 if not layer.is_initialized:
                     sizes = ((num_rows, heads, 0, width) for heads, width in layout.keys)

@@ -108,6 +108,10 @@ class TracedCache(Cache):
             self.cross = TracedCache([Layout(keys=layout.cross) for layout in layouts], others)
             self.cross.start = 1  # it is full
 
+    def has_previous_state(self, *args, **kwargs) -> bool:
+        """As of `TracedLayer`: older mixers ask the last layer, which may have no states."""
+        return False
+
     def first(self, window: int | None) -> int:
         """Windows look at all slots: what a mask hides changes no shape."""
         return 0
