@@ -384,7 +384,9 @@ def test_what_is_exported_serves_all_sizes(name):
     if isinstance(module, traced.Pass):
         sizes = [str(bound.upper) for bound in program.range_constraints.values()]
         assert sizes.count(str(traced.MAX_COLUMNS)) == 1, "columns"
-        assert len(sizes) == 6, "rows, columns, slots, nodes, capacity, logits"
+        attends = any(layout.keys for layout in module.layouts)
+        goes_on = any(state.num_tensors > 2 for layout in module.layouts for state in layout.states)
+        assert len(sizes) == 5 + attends + goes_on, "rows, columns, slots, nodes, logits; capacity; columns of the last pass"
     with torch.no_grad():
         for sizes in ((2, 4, 9, 3), (5, 2, 60, 2), (2, attention.WIDEST + 20, 0, 4)):
             inputs, others = (module.sample(*sizes) for _ in range(2))
