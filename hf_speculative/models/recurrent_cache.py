@@ -244,9 +244,9 @@ class Recurrence:
         Returns:
             Of each layer the tensors of its states, see `StateLayout`.
         """
-        written, filler = Written(width), [set(range(num)) for num in self.num_filler]
-        self.num_filler = [0] * len(filler)  # of a further pass
-        new, columns = [Later(written, [column] * len(filler), filler) for column in range(width)], self.columns
+        written, num_filler, columns = Written(width), self.num_filler, self.columns
+        self.num_filler = [0] * len(num_filler)  # of a further pass
+        new = [Later(written, [range(num, column + 1) for num in num_filler]) for column in range(width)]
         layers = enumerate(layouts)
         return [[part for one in layout for part in written.go_on(place, one, columns, new)] for place, layout in layers]
 
@@ -289,13 +289,13 @@ class Recurrence:
         skipped = [{first + node for node in nodes if node not in path} for path in paths]
         self.pick([num_nodes - 1 - (path[-1] if path else -1) for path in paths], seen, skipped)
 
-    def pick(self, back: list[int], seen: list[int], skipped: list[set[int]] | None = None) -> None:
+    def pick(self, back: list[int], seen: list[int], skipped: Sequence[set[int]] = ()) -> None:
         """Rows go on from the state `back` columns before the last one, and have then read `seen` tokens.
 
         Args:
-            skipped: see `Later`.
+            skipped: see `Picked`; by default, nothing.
         """
-        picked = Picked(skipped)
+        picked = Picked(skipped or [set()] * len(back))
         self.columns = {key: [picked(key, [columns[-1 - num] for num in back])] for key, columns in self.columns.items()}
         self.starts = self.ends = list(seen)
         self.num_states = 1

@@ -6,6 +6,7 @@ the state before this one, and of the columns those that were accepted. For prod
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,7 +135,7 @@ class Written:
 
         Args:
             columns: of all states. They get those of the pass.
-            new: these, of states that are not given.
+            new: these, where the pass does not give the states themselves.
         """
         key = place, layout.kind, layout.index
         last = columns[key].pop()
@@ -156,19 +157,12 @@ class Later:
 
     Args:
         written: the pass.
-        lasts: the last column that each row goes on from.
-        skipped: columns before it that each row leaves out: filler, and other branches of a tree.
+        read: the columns that each row has read, in order.
     """
 
-    def __init__(self, written: Written, lasts: list[int], skipped: list[set[int]]):
-        self.written, self.lasts, self.skipped = written, lasts, skipped
+    def __init__(self, written: Written, read: list[Sequence[int]]):
+        self.written, self.read = written, read
         self.places: dict[int, Tensor] = {}
-
-    @functools.cached_property
-    def read(self) -> list[list[int]]:
-        """The columns that each row has read."""
-        pairs = zip(self.lasts, self.skipped, strict=True)
-        return [[column for column in range(last + 1) if column not in skipped] for last, skipped in pairs]
 
     @functools.cached_property
     def are_read(self) -> Tensor:
@@ -202,10 +196,10 @@ class Picked:
     """The states of rows that go on from different columns.
 
     Args:
-        skipped: as of `Later`, of the last pass; by default, as those that are picked from.
+        skipped: of each row, columns of the last pass that it leaves out: other branches of a tree.
     """
 
-    def __init__(self, skipped: list[set[int]] | None):
+    def __init__(self, skipped: Sequence[set[int]]):
         self.skipped = skipped
         self.laters: dict[int, Later] = {}
 
@@ -219,12 +213,11 @@ class Picked:
         return torch.stack([states[id(one)][row] for row, one in enumerate(wanted)])
 
     def _of_pass(self, written: Written, wanted: list[Tensor | Later]) -> Later:
-        """One for all layers: what rows leave out is uploaded once."""
+        """One for all layers: what rows have read is uploaded once."""
         if id(written) not in self.laters:
-            of_it = [one if isinstance(one, Later) and one.written is written else None for one in wanted]
-            lasts = [-1 if one is None else one.lasts[row] for row, one in enumerate(of_it)]
-            skipped = [set() if one is None else one.skipped[row] for row, one in enumerate(of_it)]
-            if self.skipped is not None:
-                skipped = [own | more for own, more in zip(skipped, self.skipped, strict=True)]
-            self.laters[id(written)] = Later(written, lasts, skipped)
+            of_it = [
+                one.read[row] if isinstance(one, Later) and one.written is written else () for row, one in enumerate(wanted)
+            ]
+            pairs = zip(of_it, self.skipped, strict=True)
+            self.laters[id(written)] = Later(written, [[one for one in read if one not in skipped] for read, skipped in pairs])
         return self.laters[id(written)]
