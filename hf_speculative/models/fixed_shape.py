@@ -20,7 +20,7 @@ from .execution import Execution, ragged_model
 from .linears import num_by_kernel
 from .model_state import kept_with
 from .probe import extend, once, random_tokens
-from .ragged import read_alone
+from .prompts import read_alone
 from .replays import ladder
 from .static import StaticModel
 

@@ -25,7 +25,7 @@ class MultimodalModel(RaggedModel):
         **passes: how later passes run.
     """
 
-    shares_prefixes = False
+    shares_prefixes = reads_by_length = False
 
     def __init__(self, model: PreTrainedModel, inputs: Inputs, clamp_ids: bool = False, **passes):
         self.inputs, self.clamp_ids = inputs, clamp_ids

@@ -36,6 +36,7 @@ constexpr bool HAS_BF16 = false;
 #endif
 constexpr int64_t BLOCK = 24;                // outputs that stay in a cache for all rows
 constexpr int64_t FEWEST_PRODUCTS = 1 << 15; // of a thread
+constexpr int64_t FIRST = 48;                // what a row's keys begin at a multiple of: of BLOCK and of LANES
 
 // Added to a number in 0 to 1 and taken away, it leaves a multiple of 2^-35: sums of 2^17 such are exact, in any order.
 constexpr double EXACT = 1 << 17;
@@ -200,6 +201,22 @@ void for_each(int64_t num, int64_t work, const Function& function) {
   });
 }
 
+// `function` of each head and of each of 0, ..., num - 1, by default its blocks. Threads get equal numbers of blocks, each about
+// `work` products. `ends` counts blocks up to the end of each head, which has one at least.
+template <typename Function>
+void for_shares(const std::vector<int64_t>& ends, std::optional<int64_t> num, int64_t work, const Function& function) {
+  const int64_t grain = std::max<int64_t>(1, FEWEST_PRODUCTS / (work + 1));
+  torch::stable::parallel_for(0, ends.empty() ? 0 : ends.back(), grain, [&](int64_t begin, int64_t end) {
+    int64_t head = std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin();
+    for (int64_t at = begin; at < end; at++) {
+      if (at == ends[head]) head++;
+      const int64_t first = head ? ends[head - 1] : 0, blocks = ends[head] - first, all = num.value_or(blocks);
+      for (int64_t i = ((at - first) * all + blocks - 1) / blocks; i * blocks < (at - first + 1) * all; i++)
+        function(head, i);
+    }
+  });
+}
+
 template <typename T>
 void multiply(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, Tensor& output) {
   const int64_t N = weight.size(0), K = weight.size(1), M = input.numel() / K;
@@ -247,9 +264,10 @@ inline Floats exponential(Floats x) {
   return x < -87.0f ? Floats{} : sum * power;
 }
 
-// Turn n of `scores`, which have room for `padded`, a multiple of LANES, into weights that add up to 1.
+// Turn n of `scores`, which have room for whole LANES, into weights that add up to 1.
 template <typename T>
-void soften(float* scores, int64_t n, int64_t padded, const T* mask) {
+void soften(float* scores, int64_t n, const T* mask) {
+  const int64_t padded = (n + LANES - 1) / LANES * LANES;
   if (mask)
     for (int64_t i = 0; i < n; i++) scores[i] += to_float(mask[i]);
   std::fill(scores + n, scores + padded, LOWEST);
@@ -297,6 +315,23 @@ constexpr auto mixes(std::integer_sequence<int, M...>) {
   return std::array{&mix<M + 1, T>...};
 }
 
+struct Range {
+  int64_t first, end;
+};
+
+// The slots, of S, that masks show to any of M queries, and some before them; the masks are `stride` apart.
+template <typename T>
+Range visible(const T* mask, int64_t M, int64_t stride, int64_t S) {
+  Range range{S, 0};
+  for (int64_t m = 0; m < M; m++, mask += stride) {
+    int64_t first = 0, end = S;
+    while (first < range.first && to_float(mask[first]) == LOWEST) first++;
+    while (end > range.end && to_float(mask[end - 1]) == LOWEST) end--;
+    range = {first, end};
+  }
+  return {std::min(range.first, range.end) / FIRST * FIRST, range.end};
+}
+
 template <typename T>
 void attend(
     const Tensor& query, const Tensor& key, const Tensor& value, const std::optional<Tensor>& mask, float scale,
@@ -313,22 +348,31 @@ void attend(
   const auto of_head = [&](const Tensor& tensor, int64_t head) {
     return data_of<T>(tensor) + head / num_heads * step(tensor, 0) + head % num_heads * step(tensor, 1);
   };
-  const int64_t num_blocks = (S + BLOCK - 1) / BLOCK, num_parts = width / 16;
-  for_each(num * num_blocks, BLOCK * K * M, [&](int64_t i) {
-    const int64_t head = i / num_blocks;
+  std::vector<Range> ranges(num, {0, S});
+  std::vector<int64_t> ends(num); // of heads' blocks, one after the other
+  for (int64_t head = 0, end = 0; head < num; head++) {
+    if (mask && head && of_head(*mask, head) == of_head(*mask, head - 1)) ranges[head] = ranges[head - 1];
+    else if (mask) ranges[head] = visible(of_head(*mask, head), M, step(*mask, 2), S);
+    ends[head] = end += std::max<int64_t>(1, (ranges[head].end - ranges[head].first + BLOCK - 1) / BLOCK);
+  }
+  for_shares(ends, {}, BLOCK * K * M, [&](int64_t head, int64_t i) {
     const Product<T, float> product{
         rows + head * M * K, of_head(key, head), key.stride(2), nullptr, weights + head * M * padded, M, K, S, padded};
-    product.block(i % num_blocks * BLOCK);
+    product.block(ranges[head].first + i * BLOCK);
   });
-  for_each(num * M, S * 8, [&](int64_t i) {
-    soften(weights + i * padded, S, padded, mask ? of_head(*mask, i / M) + i % M * step(*mask, 2) : nullptr);
+  for_shares(ends, M, BLOCK * M * 8, [&](int64_t head, int64_t m) {
+    const auto [first, end] = ranges[head];
+    const T* hidden = mask ? of_head(*mask, head) + m * step(*mask, 2) + first : nullptr;
+    soften(weights + (head * M + m) * padded + first, end - first, hidden);
   });
-  for_each(num * num_parts, S * M * 16, [&](int64_t i) {
-    const int64_t head = i / num_parts, part = i % num_parts * 16;
-    for_groups(M, [&](int64_t first, int64_t num_rows) {
-      const int64_t row = head * M + first;
+  for_shares(ends, width / 16, BLOCK * M * width, [&](int64_t head, int64_t i) {
+    const int64_t part = i * 16;
+    const auto [first, end] = ranges[head];
+    const T* values = of_head(value, head) + first * value.stride(2) + part;
+    for_groups(M, [&](int64_t begin, int64_t num_rows) {
+      const int64_t row = head * M + begin;
       MIXES[num_rows - 1](
-          weights + row * padded, padded, of_head(value, head) + part, value.stride(2), S,
+          weights + row * padded + first, padded, values, value.stride(2), end - first,
           data_of<T>(output) + row * width + part, width);
     });
   });

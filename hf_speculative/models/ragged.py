@@ -19,23 +19,9 @@ from .attention import takes_masks, with_folded_attention
 from .cached_model import device_of, last_id, reads_length
 from .masks import AttentionLayers, Nodes, depths_of_keys, nodes_of
 from .positions import with_given_positions
+from .prompts import A_PASS, A_PASS_ELSEWHERE, by_length, read, read_alone
 from .ragged_cache import RaggedLayer
 from .stepped import convolves_along_paths, with_stepped_mixers
-
-
-def read_alone(model: CachedModel, rows: Batch, lanes: list[int]) -> None:
-    """Read the prompt of row i of `rows` for `lanes[i]`, each text once; its last token is left to the next pass."""
-    texts: dict[tuple[int, ...], list[int]] = {}
-    for index, text in enumerate(rows.history):
-        texts.setdefault(tuple(text), []).append(index)
-    for indices in texts.values():
-        one, alone = rows.part(indices[:1]), model.fresh()
-        alone.reads_alone = False
-        alone.prefill(one)
-        model.num_forwards = alone.num_forwards
-        for index in indices:
-            model.take(alone, [lanes[index]])
-        alone.release()
 
 
 class RaggedModel(CachedModel):
@@ -47,6 +33,8 @@ class RaggedModel(CachedModel):
 
     #: layers whose states are kept, see `RecordingModel`
     recorded: tuple[int, ...] = ()
+    #: prompts may be read in several passes by their lengths
+    reads_by_length = True
 
     def __init__(self, model: PreTrainedModel, clamp_ids: bool = False):
         self.original, self.layers = model, AttentionLayers(model)
@@ -135,11 +123,21 @@ class RaggedModel(CachedModel):
             self.offsets = self._offsets(batch)
             self.seen = torch.zeros_like(batch.lengths)
             self.cache.recurrence.reset(len(batch.rows))
-            if self.reads_alone:
-                self.cache.reserve(len(batch.rows), max(self._ends(batch, ahead)), limit=batch.max_length + ahead)
-                read_alone(self, batch, list(range(len(batch.rows))))
+            self._read_apart(batch, ahead)
         ends = self._ends(batch, ahead)
         return ends, [end - seen for end, seen in zip(ends, self.host_seen, strict=True)]
+
+    def _read_apart(self, batch: Batch, ahead: int) -> None:
+        """Read prompts up to their last tokens in several passes, where that was asked for or is faster."""
+        groups = list[list[int]]()
+        if self.reads_by_length and not self.reads_alone:
+            groups = by_length(self._ends(batch, 0), A_PASS if self.device.type == "cpu" else A_PASS_ELSEWHERE)
+        if groups or self.reads_alone:
+            self.cache.reserve(len(batch.rows), max(self._ends(batch, ahead)), limit=batch.max_length + ahead)
+        for rows in groups:
+            read(self, batch.part(rows), [rows])
+        if self.reads_alone:
+            read_alone(self, batch, list(range(len(batch.rows))))
 
     def _offsets(self, batch: Batch) -> list[int]:
         return list(batch.host_padding) if self.layers.columns.are_read and not self.rows_are_alone else [0] * len(batch.rows)
@@ -198,7 +196,7 @@ class RaggedModel(CachedModel):
     def prefill(self, batch: Batch) -> None:
         if not self.layers.are_recurrent or max(map(len, batch.history)) == 1:
             super().prefill(batch)
-        else:  # no state is kept of what stands before a prompt's end
+        elif max(self._begin(batch, ahead=-1)[1]):  # no state is kept of what stands before a prompt's end
             self.logits(batch, ahead=-1, num_last=1)
             self.rollback(batch)
 
@@ -249,6 +247,7 @@ class RaggedModel(CachedModel):
     def share(self, other, batch: Batch) -> None:
         shared = [min(prefix.num_tokens, other.host_seen[prefix.lane]) for prefix in batch.prefixes]
         if any(shared) and self.shares_prefixes and not self.reads_alone:
+            self.reads_by_length = False  # what is left of them differs less
             self._begin(batch, ahead=0)
             rows = list(range(len(shared)))
             self.cache.reserve(len(shared), max(shared), limit=other.cache.capacity)

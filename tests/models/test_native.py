@@ -1,5 +1,7 @@
 """Our kernels: what torch computes, and the same bits for a row beside any others."""
 
+import time
+
 import pytest
 import torch
 from torch.nn import functional
@@ -102,6 +104,44 @@ def test_attention_has_the_same_bits_beside_others_and_before_slots_that_are_hid
             assert native.attention(*given).equal(whole[part])
             differ += not attention_of_torch(*given).equal(of_torch[part])
     assert differ
+
+
+@has_kernel
+@dtypes
+def test_attention_of_rows_of_different_lengths(dtype):
+    """The first slots of a row may be hidden as well, behind a window, and all of them, of queries that are filler."""
+    num_rows, num_queries, num_slots = 5, 3, 400
+    query, key, value = drawn(dtype, num_rows, 2, num_queries, num_slots, 64, 64)
+    mask = torch.full((num_rows, 1, num_queries, num_slots), -torch.inf, dtype=dtype)
+    for row, (first, end) in enumerate(((0, 400), (0, 1), (47, 49), (301, 377), (0, 0))):
+        for number in range(num_queries):
+            mask[row, :, number, first : max(0, end - number)] = 0
+    found = native.attention(query, key, value, mask, 0.2)
+    exact = attention_of_torch(query.double(), key.double(), value.double(), mask.double(), 0.2).nan_to_num()
+    torch.testing.assert_close(found.double(), exact, atol=1e-5, rtol=ROUNDING[dtype])
+    for row in range(num_rows):
+        own = slice(row, row + 1)
+        assert native.attention(query[own], key[own], value[own], mask[own], 0.2).equal(found[own])
+
+
+@has_kernel
+def test_attention_takes_the_time_of_what_rows_see():
+    query, key, value = drawn(torch.float32, 8, 4, 4, 8192, 64, 64)
+
+    def seconds(*lengths: int) -> float:
+        mask = torch.full((8, 1, 4, 8192), -torch.inf)
+        for row, length in enumerate(lengths):
+            mask[row, ..., :length] = 0
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            native.attention(query, key, value, mask, 0.2)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    whole = seconds(*[8192] * 8)
+    assert seconds(8192, *[64] * 7) < 0.5 * whole
+    assert seconds(*[64] * 7, 8192) < 0.5 * whole
 
 
 @has_kernel

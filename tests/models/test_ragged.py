@@ -1,10 +1,16 @@
 """Rounds of a ragged model, chains and trees: logits from its cache are those of passes over each row alone."""
 
+import itertools
+from collections import Counter
+from random import Random
+from unittest.mock import Mock
+
 import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative.models import ragged_cache
+from hf_speculative.models import RaggedModel, ragged, ragged_cache
+from hf_speculative.models.prompts import A_PASS, by_length, read
 from hf_speculative.models.ragged_cache import in_rows
 from hf_speculative.models.recording import RecordingModel
 from hf_speculative.models.verified_types import TESTED_TYPES
@@ -25,6 +31,14 @@ def test_cached_logits_equal_fresh_ones_after_every_round(model_type, attention)
     check_rounds(tiny.build(model_type, attention=attention), rtol=1e-4, atol=1e-4)
 
 
+def unequal_prompts(*lengths: int) -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, tiny.VOCAB, (len(lengths), max(lengths)))
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate(lengths):
+        mask[row, -length:] = 1
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
 def test_the_index_of_slots_is_made_once_a_pass(target, monkeypatch):
     calls = []
     monkeypatch.setattr(ragged_cache, "in_rows", lambda *args: calls.append(args) or in_rows(*args))
@@ -39,6 +53,58 @@ def test_dropout_of_a_model_in_training_mode_does_not_reach_the_draft(target):
     with hs.record() as stats:
         hs.generate(model, **tiny.prompts(1), draft_model=draft, max_new_tokens=20, num_draft_tokens=3, do_sample=False)
     assert stats.draft_acceptance_rate == 1 and draft.training
+
+
+def partitions(rows: list[int]):
+    """All ways to read rows in passes."""
+    if not rows:
+        yield []
+        return
+    for rest in partitions(rows[1:]):
+        yield [rows[:1], *rest]
+        for index, group in enumerate(rest):
+            yield [*rest[:index], [rows[0], *group], *rest[index + 1 :]]
+
+
+def test_prompts_are_read_in_the_passes_that_take_the_least_time():
+    random = Random(0)
+
+    def columns(groups: list[list[int]], lengths: list[int]) -> int:
+        last = A_PASS if len(groups) > 1 else 0
+        return last + sum(A_PASS + len(group) * max(lengths[row] for row in group) for group in groups)
+
+    nums = set()
+    for _ in range(60):
+        lengths = [random.choice([3, 40, 90, 200, 1000]) + random.randrange(9) for _ in range(random.randrange(1, 7))]
+        found = by_length(lengths, A_PASS) or [list(range(len(lengths)))]
+        assert sorted(itertools.chain(*found)) == list(range(len(lengths)))
+        assert columns(found, lengths) == min(columns(one, lengths) for one in partitions(list(range(len(lengths)))))
+        nums.add(len(found))
+    assert nums >= {1, 2, 3}
+
+
+@pytest.mark.parametrize("model_type", tiny.ARCHITECTURES)
+def test_rounds_after_prompts_that_were_read_apart(model_type, monkeypatch):
+    monkeypatch.setattr(ragged, "A_PASS", 0)
+    monkeypatch.setattr(ragged, "read", passes := Mock(wraps=read))
+    check_rounds(tiny.build(model_type), rtol=1e-4, atol=1e-4)
+    assert passes.call_count == 4
+
+
+def test_a_long_prompt_does_not_lengthen_short_ones(monkeypatch):
+    """Neither in the target's passes nor in the draft's; texts are plain decoding's."""
+    target, inputs, fed = tiny.llama(positions=512), unequal_prompts(3, 300, 5, 4), Counter[int]()
+    call = {**inputs, "max_new_tokens": 12, "do_sample": False}
+    plain, run = target.generate(**call), RaggedModel.run
+
+    def counted(self, **given):
+        fed[id(self.original)] += given["input_ids"].numel()
+        return run(self, **given)
+
+    monkeypatch.setattr(RaggedModel, "run", counted)
+    assert hs.generate(target, **call, draft_model=tiny.noisy_copy(target), num_draft_tokens=3).equal(plain)
+    real = int(inputs["attention_mask"].sum())
+    assert len(fed) == 2 and all(real < num < real + 300 for num in fed.values()), (fed, real)
 
 
 @pytest.mark.parametrize("model_type, attention", types_and_attentions())

@@ -10,9 +10,10 @@ from torch.nn import functional
 from transformers import DynamicCache
 
 import hf_speculative as hs
-from hf_speculative.models import RaggedModel, StaticModel, UniversalModel, choose, ragged_deviation, stepped, steps
+from hf_speculative.models import RaggedModel, StaticModel, UniversalModel, choose, ragged, ragged_deviation, stepped, steps
 from hf_speculative.models.execution import Execution, ragged_model
 from hf_speculative.models.inputs import text_inputs
+from hf_speculative.models.prompts import read
 from hf_speculative.models.recurrent_cache import Recurrence, RecurrentLayer
 from hf_speculative.models.written import StateLayout
 from tests.architectures.check import build
@@ -126,6 +127,14 @@ def test_cached_logits_equal_fresh_ones_after_every_round(model_type):
     model = build("causal", model_type)
     assert choose(model).name == "ragged"
     assert check_rounds(model).num_forwards < 30
+
+
+@pytest.mark.parametrize("model_type", STEPPED)
+def test_rounds_after_prompts_that_were_read_apart(model_type, monkeypatch):
+    monkeypatch.setattr(ragged, "A_PASS", 0)
+    monkeypatch.setattr(ragged, "read", passes := Mock(wraps=read))
+    check_rounds(build("causal", model_type))
+    assert passes.call_count == 4
 
 
 @pytest.mark.parametrize("model_type", TYPES)
