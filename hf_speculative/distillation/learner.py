@@ -7,6 +7,8 @@ that takes over where it is accepted more often. Only proposals change, so every
 from __future__ import annotations
 
 import copy
+import heapq
+import math
 import os
 import random
 import statistics
@@ -15,7 +17,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,8 @@ class Learner:
             used in place of the one given to `attach`.
         share: of the time, the most that learning takes.
         learning_rate: of AdamW.
+        weigh: gives the weight of a text by its prompt and answer, as lists of ids: how often it is learned from; 0: never.
+            In reinforcement learning, a reward (ReSpec, arXiv 2510.26475). Default: all alike.
 
     Attributes:
         is_frozen: set it to stop learning, and again to go on.
@@ -82,7 +86,13 @@ class Learner:
 
     teacher: Teacher
 
-    def __init__(self, folder: str | os.PathLike | None = None, share: float = SHARE, learning_rate: float = LEARNING_RATE):
+    def __init__(
+        self,
+        folder: str | os.PathLike | None = None,
+        share: float = SHARE,
+        learning_rate: float = LEARNING_RATE,
+        weigh: Callable[[list[int], list[int]], float] | None = None,
+    ):
         if not 0 < share < 1:
             raise ValueError(f"`share={share}` of the time: give a number between 0 and 1.")
         if folder is not None and not os.fspath(folder):
@@ -90,7 +100,9 @@ class Learner:
         if not learning_rate > 0:
             raise ValueError(f"`learning_rate={learning_rate}` learns nothing: give a positive number.")
         self.folder = None if folder is None else Path(folder).absolute()
-        self.share, self.learning_rate = share, learning_rate
+        if weigh is not None and not callable(weigh):
+            raise wrong_type("weigh", weigh, "a function of prompt and answer")
+        self.share, self.learning_rate, self.weigh = share, learning_rate, weigh
         self.draft: PreTrainedModel | None = None
         self.is_frozen = False
         self.num_texts = self.num_steps = self.num_taken_over = 0
@@ -146,7 +158,7 @@ class Learner:
         self.generator = current.generator = student.generator = torch.Generator(device_of(target))
         limits = (max_positions_of(target), max_positions_of(own))
         self.max_length = min([MAX_LENGTH, *(limit - 1 for limit in limits if limit is not None)])
-        self.texts: deque[Example] = deque(maxlen=TO_LEARN_FROM)
+        self.texts: deque[tuple[Example, float]] = deque(maxlen=TO_LEARN_FROM)
         self.held_out: deque[Example] = deque(maxlen=TO_JUDGE_BY)
         self.use = SamplingParams()
         self.gains: list[float] = []
@@ -167,14 +179,26 @@ class Learner:
 
     def take(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """A text is finished: its tokens, of which those of the answer are learned from."""
-        answer = answer[: self.max_length - 1]
-        if len(answer) < 2 or not prompt or self.is_frozen:
+        if len(answer) < 2 or not prompt or self.is_frozen or not (weight := self._weight(prompt, answer)):
             return
+        answer = answer[: self.max_length - 1]
         example = Example(tuple(prompt[-(self.max_length - len(answer)) :]), tuple(answer))
         self.num_texts += 1
-        # By the prompt, so that nothing is judged by what was learned.
-        (self.texts if hash(tuple(prompt)) % ONE_IN else self.held_out).append(example)
+        if hash(tuple(prompt)) % ONE_IN:  # by the prompt, so that nothing is judged by what was learned
+            self.texts.append((example, weight))
+        else:
+            self.held_out.append(example)
         self.left_for_idle_time = min(self.left_for_idle_time + TIMES_WHEN_IDLE / TEXTS, TO_LEARN_FROM)
+
+    def _weight(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
+        if self.weigh is None:
+            return 1.0
+        with self._ends_if_it_fails():
+            weight = float(self.weigh([*prompt], [*answer]))
+            if not 0 <= weight < math.inf:
+                raise ValueError(f"`weigh` gave {weight}: give 0 or a positive number")
+            return weight
+        return 0.0
 
     def spend(self, seconds: float) -> None:
         """Decoding took so long: learn for a share of it."""
@@ -195,22 +219,29 @@ class Learner:
         return not self.is_frozen and len(self.texts) >= ENOUGH
 
     def _work(self) -> float:
-        """Do a piece of work, and return its seconds. What fails ends learning, not the call."""
+        """Do a piece of work, and return its seconds."""
         if not self._is_ready() or not _learning.acquire(blocking=False):
             return 0.0
         started, device = time.perf_counter(), device_of(self.teacher.target)
         try:
             # Whatever the caller has set of torch, gradients are made.
-            with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+            modes = torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False)
+            with self._ends_if_it_fails(), modes[0], modes[1], modes[2]:
                 self._go_on()
-        except Exception as error:
-            self.is_frozen = True
-            warnings.warn(f"the draft learns no more, and is used as it is: {type(error).__name__}: {error}", stacklevel=2)
         finally:
             _learning.release()
         took = time.perf_counter() - started
         self.seconds += took
         return took
+
+    @contextmanager
+    def _ends_if_it_fails(self) -> Iterator[None]:
+        """What fails ends learning, not the call."""
+        try:
+            yield
+        except Exception as error:
+            self.is_frozen = True
+            warnings.warn(f"the draft learns no more, and is used as it is: {type(error).__name__}: {error}", stacklevel=4)
 
     def _go_on(self) -> None:
         """One piece of work: a step, or judging by one text."""
@@ -222,7 +253,9 @@ class Learner:
             self._judge()
 
     def _step(self) -> None:
-        lesson = self._lesson(self.random.sample(self.texts, TEXTS))
+        # Drawn without replacement, by weight (Efraimidis and Spirakis 2006, algorithm A).
+        drawn = heapq.nlargest(TEXTS, self.texts, key=lambda text: self.random.random() ** (1 / text[1]))
+        lesson = self._lesson([example for example, _ in drawn])
         outputs = self.student.module(**self.student.inputs(lesson))
         loss = Objective(self.student, LOSSES["lk_hybrid"], self.use)(outputs, lesson) / lesson.counted.sum()
         loss.backward()

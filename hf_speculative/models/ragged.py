@@ -230,6 +230,8 @@ class RaggedModel(CachedModel):
         self.seen = self.seen[uploaded(indices, self.seen.device, torch.long)]
         self.offsets = [self.offsets[i] for i in indices]
         self.cache.select(indices)
+        if not self.keeps_done:  # such as a server's, whose calls may never end
+            self.cache.recurrence.behind.clear()
 
     def release(self) -> None:
         self.cache.num_rows = 0

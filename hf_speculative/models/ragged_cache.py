@@ -5,6 +5,7 @@ is a smaller length, without a copy. Rows that leave free their lanes, which oth
 """
 
 import itertools
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +82,7 @@ class RaggedLayer(CacheLayerMixin):
 
     def __init__(self, cache: "RaggedCache", sliding_window: int | None = None):
         super().__init__()
-        self.cache = cache
+        self.cache = weakref.proxy(cache)  # which holds it: else both stay until the garbage collector comes
         self.is_sliding = sliding_window is not None
         self.sliding_window = sliding_window
 

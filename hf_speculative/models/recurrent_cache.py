@@ -6,6 +6,7 @@ runs as in plain decoding, over copies. Several columns from a state are stepped
 leaves its last state.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -146,7 +147,7 @@ class Recurrence:
         self.layers = layers
         self.buffers: dict[Key, Tensor] = {}
         for place, layer in enumerate(layers):
-            layer.recurrence, layer.place = self, place
+            layer.recurrence, layer.place = weakref.proxy(self), place
         self.clear()
 
     def reset(self, num_rows: int) -> None:
@@ -206,8 +207,7 @@ class Recurrence:
     def in_buffers(self) -> tuple[dict[Key, Tensor], bool]:
         """Move the states to buffers, with room for those after each column of the pass: `(states + columns, rows, ...)`.
 
-        Returns:
-            They, and whether other buffers were made for lack of room.
+        Returns these, and whether other buffers were made for lack of room.
         """
         wanted, before = (self.num_states + self.num_columns, len(self.ends)), self.num_states
         room = next((len(buffer) for buffer in self.buffers.values()), 0)

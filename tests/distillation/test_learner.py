@@ -5,6 +5,7 @@ import pickle
 import threading
 import time
 import warnings
+from collections import Counter
 from contextlib import closing
 
 import pytest
@@ -150,6 +151,28 @@ def test_a_failure_ends_learning_and_not_the_call(target, monkeypatch):
     assert learner.num_steps == num_steps
 
 
+def test_texts_are_learned_from_by_their_weight(target, monkeypatch):
+    learner = attached(target, weigh=lambda prompt, answer: answer[0] % 3)
+    weights = dict(learner.texts)
+    assert {1, 2} == {*weights.values()} and all(example.new_ids[0] % 3 == weight for example, weight in weights.items())
+    learned, lesson = Counter[float](), learner._lesson
+    monkeypatch.setattr(
+        learner, "_lesson", lambda texts: learned.update(weights.get(text, 0) for text in texts) or lesson(texts)
+    )
+    learn(learner, 120)
+    nums = Counter(weights.values())
+    assert 1.4 < learned[2] / nums[2] / (learned[1] / nums[1]) < 2.8
+
+
+@pytest.mark.parametrize("weigh, error", [(lambda *text: -1, "ValueError: `weigh` gave -1"), (lambda: 1, "TypeError")])
+def test_a_weight_that_is_none_ends_learning_and_not_the_call(target, weigh, error):
+    plain = target.generate(**tiny.prompts(2), max_new_tokens=10)
+    learner = attached(target, num_texts=0, weigh=weigh)
+    with pytest.warns(UserWarning, match=error):
+        assert torch.equal(target.generate(**tiny.prompts(2), max_new_tokens=10), plain)
+    assert learner.is_frozen
+
+
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)])
 def test_it_learns_in_every_mode_of_torch(target, mode):
     learner = attached(target)
@@ -223,7 +246,7 @@ def test_short_texts_and_long_ones(target):
     learner.take([1], [2])
     assert learner.num_texts == 0
     learner.take(list(range(600)), list(range(50)))
-    (text,) = [*learner.texts, *learner.held_out]
+    (text,) = [*(text for text, _ in learner.texts), *learner.held_out]
     assert text.num_tokens == 127  # `target` has 128 positions
     assert text.prompt_ids == tuple(range(600 - 77, 600))
 
@@ -237,7 +260,7 @@ def test_nothing_is_judged_by_what_is_learned(target):
     learner = attached(target, num_texts=0)
     for number in range(60):
         learner.take([number % 6, 3], [number, 5, 6])
-    learned, judged = ({text.prompt_ids for text in texts} for texts in (learner.texts, learner.held_out))
+    learned, judged = ({text.prompt_ids for text in texts} for texts in ((text for text, _ in learner.texts), learner.held_out))
     assert learned and judged and not learned & judged
 
 
@@ -351,6 +374,8 @@ def test_settings_out_of_range():
             hs.Learner(share=share)
     with pytest.raises(ValueError, match="learning_rate=0"):
         hs.Learner(learning_rate=0)
+    with pytest.raises(TypeError, match="weigh"):
+        hs.Learner(weigh=0.5)
 
 
 def test_an_encoder_decoder_model_is_refused():

@@ -1,5 +1,6 @@
 """Rounds of a ragged model, chains and trees: logits from its cache are those of passes over each row alone."""
 
+import gc
 import itertools
 from collections import Counter
 from random import Random
@@ -11,13 +12,14 @@ import torch
 import hf_speculative as hs
 from hf_speculative.models import RaggedModel, ragged, ragged_cache
 from hf_speculative.models.prompts import A_PASS, by_length, read
-from hf_speculative.models.ragged_cache import in_rows
+from hf_speculative.models.ragged_cache import RaggedCache, in_rows
 from hf_speculative.models.recording import RecordingModel
 from hf_speculative.models.verified_types import TESTED_TYPES
 from hf_speculative.types import Batch, along_path
+from tests.architectures.check import build
 from tests.support import tiny, trees
 from tests.support.cases import types_and_attentions
-from tests.support.rounds import check_rounds
+from tests.support.rounds import begun, check_rounds
 
 
 def test_the_tested_types_are_tested():
@@ -105,6 +107,25 @@ def test_a_long_prompt_does_not_lengthen_short_ones(monkeypatch):
     assert hs.generate(target, **call, draft_model=tiny.noisy_copy(target), num_draft_tokens=3).equal(plain)
     real = int(inputs["attention_mask"].sum())
     assert len(fed) == 2 and all(real < num < real + 300 for num in fed.values()), (fed, real)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model", [tiny.llama, lambda: build("causal", "falcon_h1")])
+def test_caches_of_newcomers_are_let_go_of_at_once(model):
+    """Not by the garbage collector, which comes late: keys may fill the memory of a server by then."""
+    batch, cached, _ = begun(model())
+    cached.prefill(batch)
+
+    def num_caches() -> int:
+        return sum(type(one) is RaggedCache for one in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    before = num_caches()
+    for _ in range(6):
+        cached.admit(batch.part([2]), [1])
+    gc.enable()
+    assert num_caches() <= before + 1  # kept for the next call
 
 
 @pytest.mark.parametrize("model_type, attention", types_and_attentions())

@@ -129,6 +129,17 @@ def test_cached_logits_equal_fresh_ones_after_every_round(model_type):
     assert check_rounds(model).num_forwards < 30
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("keeps_done", [True, False])
+def test_states_of_rows_that_are_done_are_kept_for_the_end_of_a_call(keeps_done):
+    """Which a server's may never reach."""
+    batch, cached, _ = begun(build("causal", "lfm2"))
+    cached.keeps_done = keeps_done
+    cached.prefill(batch)
+    cached.select([0, 2])
+    assert bool(cached.cache.recurrence.behind) == keeps_done
+
+
 @pytest.mark.parametrize("model_type", STEPPED)
 def test_rounds_after_prompts_that_were_read_apart(model_type, monkeypatch):
     monkeypatch.setattr(ragged, "A_PASS", 0)
