@@ -2,7 +2,7 @@
 
 python examples/bench/contexts.py [--contexts 1024,8192,16384] [--window 1024]
 python examples/bench/contexts.py --real --contexts 1024,4096,7680 [--window 512]
-python examples/bench/contexts.py --rows 8 --contexts 512,2048,7680
+python examples/bench/contexts.py --rows 8 --contexts 512,2048,4096
 
 The pair has eight and two layers of width 256 and random weights (`calibrated.py`). With --real, SmolLM2 reads the source of
 the standard library and is its own draft: that tells what a window costs in acceptance, but no speed. With --rows, it reads
@@ -58,7 +58,7 @@ def compare_rows(rows: int, contexts: list[int], new_tokens: int, repeats: int) 
     hs.attach(target, optimize=True)
     source = tokenizer(inspect.getsource(argparse)).input_ids
     questions = [tokenizer(question).input_ids for question in itertools.islice(itertools.cycle(QUESTIONS), rows - 1)]
-    print("| longest row | first token, s | attached | a later step, ms | attached |\n" + "|---" * 5 + "|")
+    print("| longest row | first token, s | speedup | a later step, ms | speedup |\n" + "|---" * 5 + "|")
     run(target, torch.tensor([source[:32]] * rows), 8, draft_model=None)  # warms up
     for context in contexts:
         inputs = tokenizer.pad({"input_ids": [source[:context], *questions]}, return_tensors="pt")

@@ -70,7 +70,7 @@ class Learner:
             used in place of the one given to `attach`.
         share: of the time, the most that learning takes.
         learning_rate: of AdamW.
-        weigh: gives the weight of a text by its prompt and answer, as lists of ids: how often it is learned from; 0: never.
+        weigh: gives the weight of a text by its prompt and answer, as lists of ids: how often it is learned from, 0 or more.
             In reinforcement learning, a reward (ReSpec, arXiv 2510.26475). Default: all alike.
 
     Attributes:
@@ -222,11 +222,9 @@ class Learner:
         """Do a piece of work, and return its seconds."""
         if not self._is_ready() or not _learning.acquire(blocking=False):
             return 0.0
-        started, device = time.perf_counter(), device_of(self.teacher.target)
+        started = time.perf_counter()
         try:
-            # Whatever the caller has set of torch, gradients are made.
-            modes = torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False)
-            with self._ends_if_it_fails(), modes[0], modes[1], modes[2]:
+            with self._ends_if_it_fails():
                 self._go_on()
         finally:
             _learning.release()
@@ -236,9 +234,11 @@ class Learner:
 
     @contextmanager
     def _ends_if_it_fails(self) -> Iterator[None]:
-        """What fails ends learning, not the call."""
+        """What fails ends learning, not the call. Whatever the caller has set of torch, gradients are made."""
         try:
-            yield
+            device = device_of(self.teacher.target).type
+            with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):
+                yield
         except Exception as error:
             self.is_frozen = True
             warnings.warn(f"the draft learns no more, and is used as it is: {type(error).__name__}: {error}", stacklevel=4)
@@ -253,8 +253,8 @@ class Learner:
             self._judge()
 
     def _step(self) -> None:
-        # Drawn without replacement, by weight (Efraimidis and Spirakis 2006, algorithm A).
-        drawn = heapq.nlargest(TEXTS, self.texts, key=lambda text: self.random.random() ** (1 / text[1]))
+        # Drawn without replacement, by weight (Efraimidis and Spirakis 2006, algorithm A, in logarithms).
+        drawn = heapq.nlargest(TEXTS, list(self.texts), key=lambda text: math.log(1 - self.random.random()) / text[1])
         lesson = self._lesson([example for example, _ in drawn])
         outputs = self.student.module(**self.student.inputs(lesson))
         loss = Objective(self.student, LOSSES["lk_hybrid"], self.use)(outputs, lesson) / lesson.counted.sum()

@@ -36,7 +36,7 @@ constexpr bool HAS_BF16 = false;
 #endif
 constexpr int64_t BLOCK = 24;                // outputs that stay in a cache for all rows
 constexpr int64_t FEWEST_PRODUCTS = 1 << 15; // of a thread
-constexpr int64_t FIRST = 48;                // what a row's keys begin at a multiple of: of BLOCK and of LANES
+constexpr int64_t FIRST = 48;                // a row's keys are read from a multiple of it on: of BLOCK and LANES
 
 // Added to a number in 0 to 1 and taken away, it leaves a multiple of 2^-35: sums of 2^17 such are exact, in any order.
 constexpr double EXACT = 1 << 17;
@@ -201,8 +201,8 @@ void for_each(int64_t num, int64_t work, const Function& function) {
   });
 }
 
-// `function` of each head and of each of 0, ..., num - 1, by default its blocks. Threads get equal numbers of blocks, each about
-// `work` products. `ends` counts blocks up to the end of each head, which has one at least.
+// Call `function(head, i)` for each head and i below `num`, by default the number of its blocks of keys. Threads get equal numbers
+// of blocks, each worth `work` products. `ends[head]` counts the blocks up to the end of a head, each of which has one or more.
 template <typename Function>
 void for_shares(const std::vector<int64_t>& ends, std::optional<int64_t> num, int64_t work, const Function& function) {
   const int64_t grain = std::max<int64_t>(1, FEWEST_PRODUCTS / (work + 1));
@@ -319,7 +319,7 @@ struct Range {
   int64_t first, end;
 };
 
-// The slots, of S, that masks show to any of M queries, and some before them; the masks are `stride` apart.
+// The range of the S slots that hold all that masks show to M queries; the masks are `stride` apart.
 template <typename T>
 Range visible(const T* mask, int64_t M, int64_t stride, int64_t S) {
   Range range{S, 0};
@@ -361,19 +361,18 @@ void attend(
     product.block(ranges[head].first + i * BLOCK);
   });
   for_shares(ends, M, BLOCK * M * 8, [&](int64_t head, int64_t m) {
-    const auto [first, end] = ranges[head];
-    const T* hidden = mask ? of_head(*mask, head) + m * step(*mask, 2) + first : nullptr;
-    soften(weights + (head * M + m) * padded + first, end - first, hidden);
+    const Range seen = ranges[head];
+    const T* hidden = mask ? of_head(*mask, head) + m * step(*mask, 2) + seen.first : nullptr;
+    soften(weights + (head * M + m) * padded + seen.first, seen.end - seen.first, hidden);
   });
   for_shares(ends, width / 16, BLOCK * M * width, [&](int64_t head, int64_t i) {
-    const int64_t part = i * 16;
-    const auto [first, end] = ranges[head];
-    const T* values = of_head(value, head) + first * value.stride(2) + part;
+    const Range seen = ranges[head];
+    const T* values = of_head(value, head) + seen.first * value.stride(2) + i * 16;
     for_groups(M, [&](int64_t begin, int64_t num_rows) {
       const int64_t row = head * M + begin;
       MIXES[num_rows - 1](
-          weights + row * padded + first, padded, values, value.stride(2), end - first,
-          data_of<T>(output) + row * width + part, width);
+          weights + row * padded + seen.first, padded, values, value.stride(2), seen.end - seen.first,
+          data_of<T>(output) + row * width + i * 16, width);
     });
   });
 }

@@ -8,7 +8,7 @@ A_PASS, A_PASS_ELSEWHERE = 64, 2048
 
 
 def read_alone(model: CachedModel, rows: Batch, lanes: list[int]) -> None:
-    """Read the prompt of row i of `rows` for `lanes`, each text once; its last token is left to the next pass."""
+    """Read the prompt of row i of `rows` for `lanes[i]`, each text once; its last token is left to the next pass."""
     texts: dict[tuple[int, ...], list[int]] = {}
     for index, text in enumerate(rows.history):
         texts.setdefault(tuple(text), []).append(index)
@@ -17,21 +17,31 @@ def read_alone(model: CachedModel, rows: Batch, lanes: list[int]) -> None:
 
 
 def read(model: CachedModel, rows: Batch, places: list[list[int]]) -> None:
-    """Read prompts in a pass of their own, for each of `places`: lanes for all of `rows`."""
+    """Read the prompts of `rows` in a pass of their own, up to their last tokens.
+
+    Args:
+        rows: a part of a batch.
+        places: lanes that get what was read, one for each of `rows`; more than once where rows have equal texts.
+    """
+    rows.tree = rows.path = rows.host_path = None  # of the whole batch
     apart = model.fresh()
     apart.reads_alone = False
     apart.prefill(rows)
     model.num_forwards = apart.num_forwards
     for lanes in places:
         model.take(apart, lanes)
-    apart.release()
 
 
 def by_length(lengths: list[int], a_pass: int) -> list[list[int]]:
-    """Group rows by the lengths of their prompts, so that passes as wide as their longest row have the fewest columns.
+    """Group rows by the lengths of their prompts, for the least time if each group is read in a pass.
 
-    Each pass counts as `a_pass` columns more. Nothing if one pass over all rows has as few.
+    A pass takes the time of its rows times the longest of them, in columns, and of `a_pass` columns more.
+
+    Returns:
+        Rows of each pass; empty if one pass over all rows takes as little time.
     """
+    if len(lengths) * max(lengths) - sum(lengths) <= 2 * a_pass:
+        return []
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     best: list[tuple[int, list[list[int]]]] = [(0, [])]
     for end in range(1, len(order) + 1):
@@ -39,5 +49,5 @@ def by_length(lengths: list[int], a_pass: int) -> list[list[int]]:
         columns, start = min(ways)
         best.append((columns, [*best[start][1], order[start:end]]))
     columns, groups = best[-1]
-    # Behind several passes comes one more, for the last tokens.
+    # Behind several passes comes one more, for the last tokens: it and the one pass over all rows cancel out.
     return groups if columns < len(order) * max(lengths) else []

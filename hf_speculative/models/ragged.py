@@ -118,20 +118,25 @@ class RaggedModel(CachedModel):
         """Each row's tokens once the pass is over, and the columns that it feeds."""
         self.num_nodes = 0
         if self.seen is None:
-            self.cache.begin(len(batch.rows), limit=batch.max_length + ahead)
-            self.host_seen = [0] * len(batch.rows)
-            self.offsets = self._offsets(batch)
-            self.seen = torch.zeros_like(batch.lengths)
-            self.cache.recurrence.reset(len(batch.rows))
+            self._start(batch, ahead)
             self._read_apart(batch, ahead)
         ends = self._ends(batch, ahead)
         return ends, [end - seen for end, seen in zip(ends, self.host_seen, strict=True)]
+
+    def _start(self, batch: Batch, ahead: int) -> None:
+        """Nothing of `batch` was read."""
+        self.cache.begin(len(batch.rows), limit=batch.max_length + ahead)
+        self.host_seen, self.seen = [0] * len(batch.rows), torch.zeros_like(batch.lengths)
+        self.offsets = self._offsets(batch)
+        self.cache.recurrence.reset(len(batch.rows))
 
     def _read_apart(self, batch: Batch, ahead: int) -> None:
         """Read prompts up to their last tokens in several passes, where that was asked for or is faster."""
         groups = list[list[int]]()
         if self.reads_by_length and not self.reads_alone:
             groups = by_length(self._ends(batch, 0), A_PASS if self.device.type == "cpu" else A_PASS_ELSEWHERE)
+        if groups and reads_length(self.original):  # of the longest row
+            groups = []
         if groups or self.reads_alone:
             self.cache.reserve(len(batch.rows), max(self._ends(batch, ahead)), limit=batch.max_length + ahead)
         for rows in groups:
@@ -194,9 +199,12 @@ class RaggedModel(CachedModel):
             self._set_seen(list(range(len(back))), back)
 
     def prefill(self, batch: Batch) -> None:
-        if not self.layers.are_recurrent or max(map(len, batch.history)) == 1:
+        has_one = max(map(len, batch.history)) == 1
+        if not max(self._begin(batch, ahead=-1)[1]) and not has_one:
+            return  # it was read in several passes
+        if not self.layers.are_recurrent or has_one:
             super().prefill(batch)
-        elif max(self._begin(batch, ahead=-1)[1]):  # no state is kept of what stands before a prompt's end
+        else:  # no state is kept of what stands before a prompt's end
             self.logits(batch, ahead=-1, num_last=1)
             self.rollback(batch)
 
@@ -249,8 +257,7 @@ class RaggedModel(CachedModel):
     def share(self, other, batch: Batch) -> None:
         shared = [min(prefix.num_tokens, other.host_seen[prefix.lane]) for prefix in batch.prefixes]
         if any(shared) and self.shares_prefixes and not self.reads_alone:
-            self.reads_by_length = False  # what is left of them differs less
-            self._begin(batch, ahead=0)
+            self._start(batch, ahead=0)
             rows = list(range(len(shared)))
             self.cache.reserve(len(shared), max(shared), limit=other.cache.capacity)
             self.cache.take(other.cache, [prefix.lane for prefix in batch.prefixes], rows, max(shared))

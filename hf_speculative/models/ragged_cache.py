@@ -82,9 +82,13 @@ class RaggedLayer(CacheLayerMixin):
 
     def __init__(self, cache: "RaggedCache", sliding_window: int | None = None):
         super().__init__()
-        self.cache = weakref.proxy(cache)  # which holds it: else both stay until the garbage collector comes
+        self._cache = weakref.ref(cache)  # which holds it: else both stay until the garbage collector comes
         self.is_sliding = sliding_window is not None
         self.sliding_window = sliding_window
+
+    @property
+    def cache(self) -> "RaggedCache":
+        return self._cache()  # type: ignore[return-value]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         capacity, both = self.cache.capacity, (key_states, value_states)

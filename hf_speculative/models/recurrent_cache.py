@@ -18,7 +18,7 @@ from torch.nn import functional
 from ..hf_compat import LinearAttentionLayer
 from ..types import uploaded
 from .steps import Branching, Steps, along, moved_right, parents_of, paths_of, unless
-from .written import Key, Later, Picked, StateLayout, Written
+from .written import Key, Later, Picked, StateLayout, Written, states_of
 
 #: columns beside those of a draft that are stepped; what is longer is read in one piece
 NARROW = 16
@@ -28,17 +28,21 @@ class RecurrentLayer(LinearAttentionLayer):
     """States of one layer: those of a convolution are its last inputs, those of a recurrence what it has made of all.
 
     Attributes:
-        recurrence: keeps them between passes.
+        of: gives its `recurrence`, which keeps states between passes and holds the layer.
         place: of this layer, among those with states.
         steps: the recurrence under way, if its columns are stepped.
         paths: of a pass over a tree, see `Recurrence.paths`.
     """
 
     is_croppable = True
-    recurrence: "Recurrence"
+    of: Callable[[], "Recurrence | None"]
     place: int
     steps: Steps | None = None
     paths: Tensor | None = None
+
+    @property
+    def recurrence(self) -> "Recurrence":
+        return self.of()  # type: ignore[return-value]
 
     def begin_columns(self) -> None:
         """A pass begins: what its mixers find."""
@@ -117,10 +121,6 @@ class RecurrentLayer(LinearAttentionLayer):
         return self.steps.states
 
 
-def states_of(layer: LinearAttentionLayer) -> list[tuple[str, dict[int, Tensor | None]]]:
-    return [("conv", layer.conv_states), ("recurrent", layer.recurrent_states)]
-
-
 class Recurrence:
     """How far the rows of a ragged cache have read, as its recurrent layers need to know it; without any, nothing is noted.
 
@@ -147,7 +147,7 @@ class Recurrence:
         self.layers = layers
         self.buffers: dict[Key, Tensor] = {}
         for place, layer in enumerate(layers):
-            layer.recurrence, layer.place = weakref.proxy(self), place
+            layer.of, layer.place = weakref.ref(self), place
         self.clear()
 
     def reset(self, num_rows: int) -> None:

@@ -80,8 +80,8 @@ class StaticModel(RaggedModel):
 
     def lay_out(self, rows: Batch, num_slots: int) -> None:
         """Begin with `rows`, of which nothing is read, in a cache of which all passes look at as many slots."""
-        self.all_slots, self.reads_by_length = num_slots, False
-        self._begin(rows, ahead=0)
+        self.all_slots = num_slots
+        self._start(rows, ahead=0)
         self.cache.reserve(len(rows.rows), num_slots, limit=num_slots)
 
     def fresh(self):

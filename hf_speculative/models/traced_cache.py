@@ -1,6 +1,7 @@
 """What layers cache, as inputs of a pass that is traced."""
 
 import itertools
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,9 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedMod
 from ..hf_compat import LinearAttentionLayer
 from .masks import AttentionLayers
 from .ragged_cache import Layout, RaggedRecurrentLayer
-from .recurrent_cache import states_of
 from .stepped import calls
 from .steps import AtOnce, paths_of
-from .written import StateLayout
+from .written import StateLayout, states_of
 
 
 class TracedRecurrence:
@@ -26,7 +26,7 @@ class TracedRecurrence:
     def __init__(self, layers: list["TracedLayer"]):
         self.layers, self.has_filler = layers, bool(layers)  # a trace has to allow for filler
         for layer in layers:
-            layer.recurrence = self  # type: ignore[assignment]
+            layer.of = weakref.ref(self)  # type: ignore[assignment]
 
     def enter(self, width: int, is_filler: Tensor | None, ancestors: Tensor) -> None:
         self.is_filler, self.ancestors = is_filler, ancestors

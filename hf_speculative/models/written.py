@@ -14,10 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..hf_compat import LinearAttentionLayer
 from ..types import uploaded
 
 #: of a state: the place of its layer, its kind and its index
 Key = tuple[int, str, int]
+
+
+def states_of(layer: LinearAttentionLayer) -> list[tuple[str, dict[int, Tensor | None]]]:
+    return [("conv", layer.conv_states), ("recurrent", layer.recurrent_states)]
 
 
 def after_products(state: Tensor, writes: Tensor, are_read: Tensor) -> Tensor:

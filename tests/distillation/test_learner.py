@@ -164,6 +164,18 @@ def test_texts_are_learned_from_by_their_weight(target, monkeypatch):
     assert 1.4 < learned[2] / nums[2] / (learned[1] / nums[1]) < 2.8
 
 
+@pytest.mark.parametrize("scale", [1e-9, 1e9])
+def test_only_ratios_of_weights_count(scale, monkeypatch):
+    learned = []
+    for weight in (1.0, scale):
+        learner = attached(tiny.llama(), weigh=lambda prompt, answer, weight=weight: weight)
+        texts, lesson = Counter(), learner._lesson
+        monkeypatch.setattr(learner, "_lesson", lambda given, texts=texts, lesson=lesson: texts.update(given) or lesson(given))
+        learn(learner, 20)
+        learned.append(texts)
+    assert learned[0] == learned[1]
+
+
 @pytest.mark.parametrize("weigh, error", [(lambda *text: -1, "ValueError: `weigh` gave -1"), (lambda: 1, "TypeError")])
 def test_a_weight_that_is_none_ends_learning_and_not_the_call(target, weigh, error):
     plain = target.generate(**tiny.prompts(2), max_new_tokens=10)

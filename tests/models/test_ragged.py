@@ -18,8 +18,8 @@ from hf_speculative.models.verified_types import TESTED_TYPES
 from hf_speculative.types import Batch, along_path
 from tests.architectures.check import build
 from tests.support import tiny, trees
-from tests.support.cases import types_and_attentions
-from tests.support.rounds import begun, check_rounds
+from tests.support.cases import slow_but, types_and_attentions
+from tests.support.rounds import append, assert_fresh, begun, check_rounds
 
 
 def test_the_tested_types_are_tested():
@@ -85,12 +85,31 @@ def test_prompts_are_read_in_the_passes_that_take_the_least_time():
     assert nums >= {1, 2, 3}
 
 
-@pytest.mark.parametrize("model_type", tiny.ARCHITECTURES)
+@pytest.mark.parametrize("model_type", slow_but(tiny.ARCHITECTURES, "llama", "gemma3_text", "gpt2"))
 def test_rounds_after_prompts_that_were_read_apart(model_type, monkeypatch):
     monkeypatch.setattr(ragged, "A_PASS", 0)
     monkeypatch.setattr(ragged, "read", passes := Mock(wraps=read))
     check_rounds(tiny.build(model_type), rtol=1e-4, atol=1e-4)
     assert passes.call_count == 4
+
+
+def test_a_draft_that_begins_after_a_tree_reads_prompts_apart(monkeypatch):
+    """The path that was kept is of the whole batch."""
+    monkeypatch.setattr(ragged, "A_PASS", 0)
+    model = tiny.llama()
+    batch, cached, random = begun(model)
+    batch.put(1 + random(tiny.VOCAB - 1, 4, 2))
+    append(batch, batch.tokens[:, 7:9], torch.tensor([1, 0, 2, 1]), 1 + random(tiny.VOCAB - 1, 4))
+    batch.path, batch.host_path = torch.zeros(4, 1, dtype=torch.long), [[0], [], [0], [0]]
+    assert_fresh(model, batch, cached, 0)
+
+
+def test_positions_by_the_longest_row_are_not_read_apart(monkeypatch):
+    monkeypatch.setattr(ragged, "A_PASS", 0)
+    monkeypatch.setattr(ragged, "read", passes := Mock(wraps=read))
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    RaggedModel(tiny.build("llama", rope_parameters=rope)).prefill(begun(tiny.llama())[0])
+    assert not passes.called
 
 
 def test_a_long_prompt_does_not_lengthen_short_ones(monkeypatch):
