@@ -76,7 +76,7 @@ def test_what_prompts_share_is_read_once(target, draft):
         assert answers == [alone(target, [*start, i], max_new_tokens=8) for i in range(3)]
         assert all(answer.request.num_cached == len(start) for answer in others)
         assert engine.num_cached_tokens == 3 * len(start)
-        assert max(columns for rows, columns in forwards.lengths if rows == 1) < len(start)
+        assert all(columns < len(start) for _, columns in forwards.lengths)
         assert long.wait() == alone(target, start, max_new_tokens=100)
 
 
