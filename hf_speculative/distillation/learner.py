@@ -193,7 +193,7 @@ class Learner:
     def _weight(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
         if self.weigh is None:
             return 1.0
-        with self._ends_if_it_fails():
+        with self._ends_if_it_fails(), torch.no_grad():
             weight = float(self.weigh([*prompt], [*answer]))
             if not 0 <= weight < math.inf:
                 raise ValueError(f"`weigh` gave {weight}: give 0 or a positive number")

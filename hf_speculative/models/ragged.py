@@ -200,8 +200,8 @@ class RaggedModel(CachedModel):
 
     def prefill(self, batch: Batch) -> None:
         has_one = max(map(len, batch.history)) == 1
-        if not max(self._begin(batch, ahead=-1)[1]) and not has_one:
-            return  # it was read in several passes
+        if not has_one and not max(self._begin(batch, ahead=-1)[1]):
+            return  # read apart or shared, but for the last tokens, which the next pass reads
         if not self.layers.are_recurrent or has_one:
             super().prefill(batch)
         else:  # no state is kept of what stands before a prompt's end
