@@ -27,14 +27,14 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from ..call.option_types import wrong_type
-from ..drafting.wrapped import WrappedDrafter
-from ..interfaces import Drafter, Sampler
+from ..interfaces import Drafter
 from ..models import device_of, is_sharded, is_tested_multimodal, max_positions_of
 from ..models.loading import load_model
 from ..reports import files
-from ..types import Batch
+from .followed import Followed
 from .kinds import check_fits, student_of
 from .objective import LOSSES, Objective, acceptance, agreement
+from .recorded import Recorded, lesson_of
 from .sampling_params import SamplingParams
 from .teacher import Collator, Example, Student, Teacher, TeacherOutputs
 
@@ -44,8 +44,8 @@ TEXTS, MAX_LENGTH = 2, 512
 TO_LEARN_FROM, TO_JUDGE_BY, ONE_IN = 256, 16, 5
 #: the fewest texts to learn from and to judge by, and the steps between two judgements
 ENOUGH, STEPS = 8, 32
-#: what a smaller `top_p` is taken for: the likeliest token alone, in any case
-LEAST_TOP_P = 1e-6
+#: texts that are recorded at a time, or wait to be learned from once
+MOST_RECORDED = 2 * TEXTS
 #: standard errors by which one of two drafts has to be better
 CLEARLY = 2.0
 #: how often each text is learned from while nothing is decoded
@@ -53,7 +53,7 @@ TIMES_WHEN_IDLE = 4
 #: of a draft that was trained before
 LEARNING_RATE = 5e-4
 #: the share of the time, and the seconds that may be saved up, so that no pause gets long
-SHARE, MOST_SAVED = 0.05, 1.0
+SHARE, MOST_SAVED = 0.03, 1.0
 
 #: steps of learners in other threads wait for the next round
 _learning = threading.Lock()
@@ -160,6 +160,7 @@ class Learner:
         self.max_length = min([MAX_LENGTH, *(limit - 1 for limit in limits if limit is not None)])
         self.texts: deque[tuple[Example, float]] = deque(maxlen=TO_LEARN_FROM)
         self.held_out: deque[Example] = deque(maxlen=TO_JUDGE_BY)
+        self.recorded: deque[tuple[Example, Recorded]] = deque(maxlen=MOST_RECORDED)
         self.use = SamplingParams()
         self.gains: list[float] = []
         self.balance = self.left_for_idle_time = 0.0
@@ -175,19 +176,27 @@ class Learner:
         """
         if self.draft is None or self.teacher.target is not model:
             raise ValueError("`learn` begins with `attach(model, draft_model, learn=...)`: give it there.")
-        return _Followed(drafter, self, generation_config)
+        return Followed(drafter, self, generation_config)
 
-    def take(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """A text is finished: its tokens, of which those of the answer are learned from."""
+    def has_room_for(self, prompt: Sequence[int], num_recorded: int) -> bool:
+        """Whether to record a text that begins with `prompt`, beside others in the same call."""
+        is_of_use = 0 < len(prompt) < self.max_length and not self.is_frozen and not is_held_out(prompt)
+        return is_of_use and num_recorded + len(self.recorded) < MOST_RECORDED
+
+    def take(self, prompt: Sequence[int], answer: Sequence[int], recorded: Recorded | None = None) -> None:
+        """A text is finished: its tokens, of which those of the answer are learned from, and what is known of it."""
         if len(answer) < 2 or not prompt or self.is_frozen or not (weight := self._weight(prompt, answer)):
             return
         answer = answer[: self.max_length - 1]
         example = Example(tuple(prompt[-(self.max_length - len(answer)) :]), tuple(answer))
         self.num_texts += 1
-        if hash(tuple(prompt)) % ONE_IN:  # by the prompt, so that nothing is judged by what was learned
-            self.texts.append((example, weight))
-        else:
+        if is_held_out(prompt):
             self.held_out.append(example)
+        else:
+            self.texts.append((example, weight))
+            # Each is learned from once, so that its weight decides whether it is.
+            if recorded is not None and self.random.random() * max(weight for _, weight in list(self.texts)) <= weight:
+                self.recorded.append((example, recorded))
         self.left_for_idle_time = min(self.left_for_idle_time + TIMES_WHEN_IDLE / TEXTS, TO_LEARN_FROM)
 
     def _weight(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
@@ -253,9 +262,12 @@ class Learner:
             self._judge()
 
     def _step(self) -> None:
-        # Drawn without replacement, by weight (Efraimidis and Spirakis 2006, algorithm A, in logarithms).
-        drawn = heapq.nlargest(TEXTS, list(self.texts), key=lambda text: math.log(1 - self.random.random()) / text[1])
-        lesson = self._lesson([example for example, _ in drawn])
+        if len(self.recorded) >= TEXTS:
+            lesson = lesson_of([self.recorded.popleft() for _ in range(TEXTS)], device_of(self.teacher.target))
+        else:
+            # Drawn without replacement, by weight (Efraimidis and Spirakis 2006, algorithm A, in logarithms).
+            drawn = heapq.nlargest(TEXTS, list(self.texts), key=lambda text: math.log(1 - self.random.random()) / text[1])
+            lesson = self._lesson([example for example, _ in drawn])
         outputs = self.student.module(**self.student.inputs(lesson))
         loss = Objective(self.student, LOSSES["lk_hybrid"], self.use)(outputs, lesson) / lesson.counted.sum()
         loss.backward()
@@ -317,6 +329,11 @@ class Learner:
         return self.teacher(**{name: tensor.to(device) for name, tensor in batch.items()})
 
 
+def is_held_out(prompt: Sequence[int]) -> bool:
+    """By the prompt, so that nothing is judged by what was learned."""
+    return hash(tuple(prompt)) % ONE_IN == 0
+
+
 @contextmanager
 def frozen(learner: Learner | None) -> Iterator[None]:
     """Nothing is learned within, such as where ways to decode are compared."""
@@ -328,33 +345,3 @@ def frozen(learner: Learner | None) -> Iterator[None]:
         yield
     finally:
         learner.is_frozen = before
-
-
-class _Followed(WrappedDrafter):
-    """A drafter in one call, between whose rounds a learner works."""
-
-    def __init__(self, drafter: Drafter, learner: Learner, generation_config: GenerationConfig):
-        super().__init__(drafter)
-        self.learner, self.generation_config = learner, generation_config
-
-    def begin(self, batch: Batch, sampler: Sampler) -> None:
-        self.drafter.begin(batch, sampler)
-        self.learner.use = used(self.generation_config)
-        self.since = time.perf_counter()
-
-    def rollback(self, batch: Batch) -> None:
-        self.drafter.rollback(batch)
-        self.learner.spend(time.perf_counter() - self.since)
-        self.since = time.perf_counter()
-
-    def learn(self, prompt: list[int], answer: list[int]) -> None:
-        self.drafter.learn(prompt, answer)
-        self.learner.take(prompt, answer)
-
-
-def used(config: GenerationConfig) -> SamplingParams:
-    """How a call draws its tokens."""
-    if not config.do_sample:
-        return SamplingParams(temperature=0.0)
-    top_p = 1.0 if config.top_p is None else min(1.0, max(LEAST_TOP_P, config.top_p))
-    return SamplingParams(config.temperature or 1.0, max(0, config.top_k or 0), top_p)

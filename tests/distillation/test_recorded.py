@@ -1,0 +1,126 @@
+"""Lessons from what the target computed while it decoded: those of a teacher that reads the texts again."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+
+import hf_speculative as hs
+from hf_speculative.distillation.learner import is_held_out
+from hf_speculative.distillation.recorded import lesson_of
+from hf_speculative.distillation.teacher import Collator
+from tests.support import lessons, tiny
+
+CALLS = {
+    "chains": {"num_draft_tokens": 3},
+    "trees": {"num_draft_tokens": 6, "speculative_config": hs.SpeculativeConfig(tree_top_k=2, tree_depth=3), "do_sample": False},
+    "a stop within a pass": {"num_draft_tokens": 3, "do_sample": False, "eos_token_id": list(range(1, 60, 8))},
+    "copies of a prompt": {"num_draft_tokens": 3, "num_return_sequences": 2},
+    "the universal path": {"num_draft_tokens": 3, "output_hidden_states": True, "return_dict_in_generate": True},
+}
+
+
+@pytest.fixture
+def target():
+    return tiny.llama()
+
+
+def learner_of(target, kind, **settings):
+    learner = hs.Learner(**{"share": 1e-6} | settings)  # nothing is learned unless a test says so
+    draft = copy.deepcopy(target) if kind == "draft model" else lessons.new_student(kind, target).draft().eval()
+    if kind == "draft model":  # whose second choice is often right
+        torch.manual_seed(0)
+        for weight in draft.parameters():
+            weight.data += 0.5 * weight.std() * torch.randn_like(weight)
+    hs.attach(target, draft, learn=learner)
+    return learner
+
+
+def prompts(num, seed=0):
+    """Of several lengths, none of which is only to judge by."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    while len(found) < num:
+        ids = torch.randint(1, 60, (3 + len(found),), generator=generator)
+        if not is_held_out(ids.tolist()):
+            found.append(ids)
+    ids = torch.nn.utils.rnn.pad_sequence([one.flip(0) for one in found], batch_first=True, padding_value=-1).flip(1)
+    return {"input_ids": ids.clamp(min=0), "attention_mask": (ids >= 0).long()}
+
+
+def check(learner):
+    """What was recorded is what a teacher gives."""
+    device = learner.teacher.target.device
+    found = lesson_of(list(learner.recorded), device)
+    expected = learner.teacher(**Collator()([example for example, _ in learner.recorded]))
+    assert torch.equal(found.ids, expected.ids)
+    assert torch.equal(found.counted, expected.counted)
+    torch.testing.assert_close(found.logits[found.counted], expected.logits[found.counted], rtol=1e-4, atol=1e-4)
+    is_read = found.attention_mask.bool()
+    is_read[torch.arange(len(is_read)), is_read.sum(1) - 1] = False  # nothing follows a text's last token
+    torch.testing.assert_close(found.states[is_read], expected.states[is_read], rtol=1e-4, atol=1e-4)
+
+
+KINDS = ("draft model", "eagle3", "dflash")  # the last has no options of trees
+
+
+@pytest.mark.parametrize(("kind", "call"), sorted({*itertools.product(KINDS, CALLS)} - {("dflash", "trees")}))
+def test_lessons_are_those_of_a_teacher(target, kind, call):
+    learner = learner_of(target, kind)
+    copies = CALLS[call].get("num_return_sequences", 1)
+    torch.manual_seed(0)
+    with hs.record() as statistics:
+        target.generate(**prompts(4 // copies), max_new_tokens=14, **{"do_sample": True} | CALLS[call])
+    assert statistics.num_draft_tokens > 0
+    assert len(learner.recorded) == learner.num_texts > 1
+    check(learner)
+
+
+def test_rows_that_come_and_go(target):
+    learner = learner_of(target, "eagle3")
+    texts = prompts(3)
+    ids = [row[mask.bool()].tolist() for row, mask in zip(*texts.values(), strict=True)]
+    completions = hs.generate_batches(target, ids, batch_size=2, max_new_tokens=12, do_sample=True)
+    assert len(list(completions)) == 3
+    assert len(learner.recorded) == 3
+    check(learner)
+
+
+def test_the_target_reads_no_text_again(target, monkeypatch):
+    learner = learner_of(target, "eagle3", share=0.99)
+    monkeypatch.setattr(learner, "_lesson", lambda examples: pytest.fail("a second pass"))
+    monkeypatch.setattr(learner, "learning_rate", 0.0)
+    for seed in range(8):  # more texts than one step takes between two of them
+        target.generate(**prompts(1, seed), max_new_tokens=4)
+    learner.balance = 1.0
+    learner.spend(0.0)
+    learner.balance = 1.0
+    learner.spend(0.0)
+    assert learner.num_steps >= 2
+
+
+def test_texts_that_are_not_recorded(target):
+    learner = learner_of(target, "draft model")
+    target.generate(**prompts(6), max_new_tokens=8)
+    assert len(learner.recorded) == 4, "no more at a time"
+    learner.recorded.clear()
+    learner.max_length = 12
+    target.generate(**prompts(2), max_new_tokens=20)
+    assert not learner.recorded, "longer than what is learned from"
+    learner.is_frozen = True
+    assert not learner.has_room_for([1, 2, 3], 0)
+
+
+def test_a_text_of_weight_0_or_a_small_one_is_seldom_learned_from(target):
+    learner = learner_of(target, "draft model", weigh=lambda prompt, answer: float(prompt[0] != 7) or 0.25)
+    kept = 0
+    for number in range(200):
+        prompt = [7, 1 + number % 50, 1 + number // 50]
+        if not learner.has_room_for(prompt, 0):
+            continue
+        learner.take([8, *prompt], [1, 2])
+        learner.take(prompt, [1, 2], "what is known")
+        kept += len(learner.recorded)
+        learner.recorded.clear()
+    assert 25 < kept < 60
