@@ -113,10 +113,11 @@ class CachedModel:
         """Other rows are at `lanes` from now on, of which nothing was read."""
         raise NotImplementedError
 
-    def hidden_states(self, positions: Tensor) -> Tensor:
+    def hidden_states(self, positions: Tensor, lanes: Sequence[int] | None = None) -> Tensor:
         """States `(batch, n, layers * hidden)` of the tokens at `positions (batch, n)`, a row's first token at 0.
 
-        Of the layers in `Drafter.hidden_layers`, for all accepted tokens but a row's newest; at other positions, filler.
+        Of the rows at `lanes`, by default of all, and of the layers in `Drafter.hidden_layers`, for all accepted tokens but a
+        row's newest; at other positions, filler.
         """
         raise NotImplementedError
 

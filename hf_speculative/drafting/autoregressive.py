@@ -1,12 +1,14 @@
 """Base classes of drafters that guess one token at a time."""
 
+import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..interfaces import MANY, CachedModel, Drafter, Sampler, Schedule
-from ..models import RaggedCache, exchanged
+from ..models import RaggedCache, by_length, columns_of_a_pass, exchanged
 from ..types import Batch, Draft, uploaded
 from .forced import ForcedChain
 
@@ -85,10 +87,22 @@ class AutoregressiveDrafter(Drafter):
         return as_proposed(torch.stack(tokens, 1), distributions, limits, sampler)
 
 
+@dataclass
+class StatesOfLanes:
+    """The states of some rows of the target's batch."""
+
+    target: CachedModel
+    lanes: list[int]
+
+    def hidden_states(self, positions: Tensor) -> Tensor:
+        return self.target.hidden_states(positions, self.lanes)
+
+
 class HeadDrafter(AutoregressiveDrafter):
     """A drafter that reads the target's states into a cache of its own.
 
     Attributes:
+        compiled: its passes, if they are compiled or captured.
         num_layers: of that cache.
         most_tokens: the longest draft.
         num_ahead: the longest of this round.
@@ -98,9 +112,11 @@ class HeadDrafter(AutoregressiveDrafter):
     num_layers: int
     most_tokens: int = MANY
     unseen: Any = 0
+    compiled: Any = None
+    device: torch.device
 
     def follow(self, target: CachedModel) -> None:
-        self.target = target
+        self.target: CachedModel | StatesOfLanes = target
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         self.cache, self.seen = self.new_cache(), [self.unseen for _ in batch.rows]
@@ -117,8 +133,35 @@ class HeadDrafter(AutoregressiveDrafter):
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
         num_tokens = [min(n, self.most_tokens) for n in num_tokens]
         self.num_ahead = max(num_tokens)
-        # Prompts of one token, just admitted: no state to start from.
-        return num_tokens if any(len(history) > 1 for history in batch.history) else [0] * len(num_tokens)
+        if all(len(history) == 1 for history in batch.history):  # prompts, just admitted: no state to start from
+            return [0] * len(num_tokens)
+        if self.num_ahead and self.unseen in self.seen:
+            self._read_apart(batch)
+        return num_tokens
+
+    def _read_apart(self, batch: Batch) -> None:
+        """Read prompts that are much longer than what other rows have to read in passes of their own."""
+        lengths = [len(text) if seen == self.unseen else 1 for text, seen in zip(batch.history, self.seen, strict=True)]
+        for group in by_length(lengths, columns_of_a_pass(self.device)):
+            if not (lanes := [lane for lane in group if lengths[lane] > 2]):
+                continue
+            rows = batch.part(lanes)
+            rows.tree = rows.path = rows.host_path = None  # of the whole batch
+            rows.reserve(max(rows.host_lengths) + self.num_ahead + 1)
+            apart = copy.copy(self)
+            apart.cache, apart.seen, apart.compiled = self.new_cache(), [self.unseen for _ in lanes], None
+            apart.target = StatesOfLanes(self.target, lanes)  # type: ignore[arg-type]
+            apart.read(rows)
+            self.num_forwards, end = apart.num_forwards, max(map(len, rows.history)) - 1
+            self.cache.reserve(len(batch.rows), end, batch.max_length)
+            self.cache.take(apart.cache, list(range(len(lanes))), lanes, end)
+            for lane, seen in zip(lanes, apart.seen, strict=True):
+                self.seen[lane] = seen
+
+    def read(self, batch: Batch) -> None:
+        """Read the texts of `batch`, and leave their last slots to the next pass."""
+        self.step(batch, 0)
+        self.seen = [seen - 1 for seen in self.seen]
 
     def select(self, indices: list[int]) -> None:
         self.seen = [self.seen[i] for i in indices]

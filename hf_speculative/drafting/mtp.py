@@ -36,8 +36,6 @@ class Mtp(HeadDrafter):
 
     def __init__(self, heads):
         self.heads = with_folded_attention(exchanged(heads, {}))
-        # transformers' own masks are for rows of one length.
-        self.heads.create_masks_for_mtp_layer = self._masks
         self.attention = AttentionLayers(heads)
         self.device = next(heads.layers.parameters()).device
         self.most_tokens = self.num_layers = len(heads.layers)
@@ -64,8 +62,15 @@ class Mtp(HeadDrafter):
         self.seen = [(*seen[:ahead], end, *seen[ahead + 1 :]) for seen, end in zip(self.seen, self.ends, strict=True)]
         return self.project(self.states[:, -1:])[:, 0]
 
+    def read(self, batch: Batch) -> None:
+        for ahead in range(self.num_ahead):
+            self.step(batch, ahead)
+        self.rollback(batch)
+
     def run(self, depth: int, ids: Tensor) -> Tensor:
         """The states of layer `depth`, of those before and of the tokens `ids (batch, n)`."""
+        # transformers' own masks are for rows of one length.
+        self.heads.create_masks_for_mtp_layer = self._masks
         return self.heads.forward_layer(depth, self.states, self.slots + 1 + depth, self.cache, input_ids=ids)
 
     def project(self, states: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ rejected draft. Each prompt is read alone, in a pass of its own length.
 """
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -115,12 +116,8 @@ class FixedShape(CachedModel):
         fresh.model, fresh.all_rows, fresh.lanes = self.model.fresh(), None, []
         return fresh
 
-    def hidden_states(self, positions: Tensor) -> Tensor:
-        assert self.all_rows is not None  # a drafter is first asked after the prompt's pass
-        lanes = self.index.to(positions.device)
-        asked = positions.new_zeros(len(self.all_rows.rows), positions.shape[1]).index_copy(0, lanes, positions)
-        states = self.model.hidden_states(asked)
-        return states[self.index.to(states.device)]
+    def hidden_states(self, positions: Tensor, lanes: Sequence[int] | None = None) -> Tensor:
+        return self.model.hidden_states(positions, self.lanes if lanes is None else [self.lanes[lane] for lane in lanes])
 
     def keys_and_values(self, layer: int) -> tuple[Tensor, Tensor]:
         keys, values = self.model.keys_and_values(layer)

@@ -1,5 +1,7 @@
 """Read prompts in several passes: each alone, or those of similar lengths together."""
 
+import torch
+
 from ..interfaces import CachedModel
 from ..types import Batch
 
@@ -30,6 +32,10 @@ def read(model: CachedModel, rows: Batch, places: list[list[int]]) -> None:
     model.num_forwards = apart.num_forwards
     for lanes in places:
         model.take(apart, lanes)
+
+
+def columns_of_a_pass(device: torch.device) -> int:
+    return A_PASS if device.type == "cpu" else A_PASS_ELSEWHERE
 
 
 def by_length(lengths: list[int], a_pass: int) -> list[list[int]]:

@@ -19,7 +19,7 @@ from .attention import takes_masks, with_folded_attention
 from .cached_model import device_of, last_id, reads_length
 from .masks import AttentionLayers, Nodes, depths_of_keys, nodes_of
 from .positions import with_given_positions
-from .prompts import A_PASS, A_PASS_ELSEWHERE, by_length, read, read_alone
+from .prompts import by_length, columns_of_a_pass, read, read_alone
 from .ragged_cache import RaggedLayer
 from .stepped import convolves_along_paths, with_stepped_mixers
 
@@ -134,7 +134,7 @@ class RaggedModel(CachedModel):
         """Read prompts up to their last tokens in several passes, where that was asked for or is faster."""
         groups = list[list[int]]()
         if self.reads_by_length and not self.reads_alone:
-            groups = by_length(self._ends(batch, 0), A_PASS if self.device.type == "cpu" else A_PASS_ELSEWHERE)
+            groups = by_length(self._ends(batch, 0), columns_of_a_pass(self.device))
         if groups and reads_length(self.original):  # of the longest row
             groups = []
         if groups or self.reads_alone:

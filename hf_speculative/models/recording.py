@@ -3,7 +3,7 @@
 Both paths keep them by position, so that there is nothing to roll back: what a later pass feeds again, it writes again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -56,9 +56,10 @@ class RecordingModel(RaggedModel):
         """`(rows, capacity, layers * hidden)`, from the prompt's pass on."""
         return self.recording.filled()[0][:, 0]
 
-    def hidden_states(self, positions: Tensor) -> Tensor:
+    def hidden_states(self, positions: Tensor, lanes: Sequence[int] | None = None) -> Tensor:
         states = self.states
-        return states[in_rows(positions.clamp(0, states.shape[1] - 1), states.device)]
+        rows, slots = in_rows(positions.clamp(0, states.shape[1] - 1), states.device)
+        return states[rows if lanes is None else uploaded(lanes, states.device)[:, None], slots]
 
     def keys_and_values(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.cache.layers[layer].filled()
@@ -124,9 +125,10 @@ class RecordingUniversalModel(UniversalModel):
             self.states = functional.pad(self.states, (0, 0, 0, max(end, 2 * capacity) - capacity))
         self.states[:, first:end] = states
 
-    def hidden_states(self, positions: Tensor) -> Tensor:
+    def hidden_states(self, positions: Tensor, lanes: Sequence[int] | None = None) -> Tensor:
         assert self.states is not None  # a drafter is first asked after the prompt's pass
-        rows = uploaded(self.rows, self.padding.device, torch.long)
+        asked = self.rows if lanes is None else [self.rows[lane] for lane in lanes]
+        rows = uploaded(asked, self.padding.device, torch.long)
         columns = positions.to(self.padding.device) + self.padding[rows, None]
         columns = columns.clamp(0, self.states.shape[1] - 1).to(self.states.device)
         return self.states[rows.to(self.states.device)[:, None], columns]

@@ -12,9 +12,14 @@ from hf_speculative.distillation.recorded import lesson_of
 from hf_speculative.distillation.teacher import Collator
 from tests.support import lessons, tiny
 
+TREES = hs.SpeculativeConfig(tree_top_k=2, tree_depth=3)
 CALLS = {
     "chains": {"num_draft_tokens": 3},
-    "trees": {"num_draft_tokens": 6, "speculative_config": hs.SpeculativeConfig(tree_top_k=2, tree_depth=3), "do_sample": False},
+    "trees": {
+        "num_draft_tokens": 6,
+        "speculative_config": hs.SpeculativeConfig(tree_top_k=2, tree_depth=3),
+        "do_sample": False,
+    },
     "a stop within a pass": {"num_draft_tokens": 3, "do_sample": False, "eos_token_id": list(range(1, 60, 8))},
     "copies of a prompt": {"num_draft_tokens": 3, "num_return_sequences": 2},
     "the universal path": {"num_draft_tokens": 3, "output_hidden_states": True, "return_dict_in_generate": True},

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative.models import RaggedModel, ragged, ragged_cache
+from hf_speculative.models import RaggedModel, prompts, ragged, ragged_cache
 from hf_speculative.models.prompts import A_PASS, by_length, read
 from hf_speculative.models.ragged_cache import RaggedCache, in_rows
 from hf_speculative.models.recording import RecordingModel
@@ -87,7 +87,7 @@ def test_prompts_are_read_in_the_passes_that_take_the_least_time():
 
 @pytest.mark.parametrize("model_type", slow_but(tiny.ARCHITECTURES, "llama", "gemma3_text", "gpt2"))
 def test_rounds_after_prompts_that_were_read_apart(model_type, monkeypatch):
-    monkeypatch.setattr(ragged, "A_PASS", 0)
+    monkeypatch.setattr(prompts, "A_PASS", 0)
     monkeypatch.setattr(ragged, "read", passes := Mock(wraps=read))
     check_rounds(tiny.build(model_type), rtol=1e-4, atol=1e-4)
     assert passes.call_count == 4
@@ -95,7 +95,7 @@ def test_rounds_after_prompts_that_were_read_apart(model_type, monkeypatch):
 
 def test_a_draft_that_begins_after_a_tree_reads_prompts_apart(monkeypatch):
     """The path that was kept is of the whole batch."""
-    monkeypatch.setattr(ragged, "A_PASS", 0)
+    monkeypatch.setattr(prompts, "A_PASS", 0)
     model = tiny.llama()
     batch, cached, random = begun(model)
     batch.put(1 + random(tiny.VOCAB - 1, 4, 2))
@@ -105,7 +105,7 @@ def test_a_draft_that_begins_after_a_tree_reads_prompts_apart(monkeypatch):
 
 
 def test_positions_by_the_longest_row_are_not_read_apart(monkeypatch):
-    monkeypatch.setattr(ragged, "A_PASS", 0)
+    monkeypatch.setattr(prompts, "A_PASS", 0)
     monkeypatch.setattr(ragged, "read", passes := Mock(wraps=read))
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     RaggedModel(tiny.build("llama", rope_parameters=rope)).prefill(begun(tiny.llama())[0])

@@ -10,7 +10,17 @@ from torch.nn import functional
 from transformers import DynamicCache
 
 import hf_speculative as hs
-from hf_speculative.models import RaggedModel, StaticModel, UniversalModel, choose, ragged, ragged_deviation, stepped, steps
+from hf_speculative.models import (
+    RaggedModel,
+    StaticModel,
+    UniversalModel,
+    choose,
+    prompts as reading,
+    ragged,
+    ragged_deviation,
+    stepped,
+    steps,
+)
 from hf_speculative.models.execution import Execution, ragged_model
 from hf_speculative.models.inputs import text_inputs
 from hf_speculative.models.prompts import read
@@ -142,7 +152,7 @@ def test_states_of_rows_that_are_done_are_kept_for_the_end_of_a_call(keeps_done)
 
 @pytest.mark.parametrize("model_type", STEPPED)
 def test_rounds_after_prompts_that_were_read_apart(model_type, monkeypatch):
-    monkeypatch.setattr(ragged, "A_PASS", 0)
+    monkeypatch.setattr(reading, "A_PASS", 0)
     monkeypatch.setattr(ragged, "read", passes := Mock(wraps=read))
     check_rounds(build("causal", model_type))
     assert passes.call_count == 4

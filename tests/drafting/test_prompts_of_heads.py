@@ -1,0 +1,72 @@
+"""Heads read prompts of very different lengths in several passes, and draft what they draft after one."""
+
+import pytest
+import torch
+
+import hf_speculative as hs
+from hf_speculative.drafting import mtp
+from hf_speculative.drafting.autoregressive import HeadDrafter
+from hf_speculative.models import RecordingModel, prompts
+from tests.support import heads, tied
+
+LENGTHS = (3, 90, 5, 1, 70, 4)
+
+
+def eagle3(folder):
+    model, head = heads.made("llama")
+    return model, {"draft_model": head}
+
+
+def peagle(folder):
+    model, head = heads.made("parallel")
+    return model, {"draft_model": head}
+
+
+def dflash(folder):
+    model, head = tied.with_dflash(steps=20)
+    return model, {"draft_model": head}
+
+
+def mtp_layers(folder):
+    if not hasattr(mtp._mtp_class(), "forward_layer"):
+        pytest.skip("transformers 5.23 or later has an MtpModel that runs layer by layer; refused by name before")
+    return tied.with_mtp(folder, num_mtp_layers=2), {"use_mtp": True}
+
+
+def mtp_head(folder):
+    model = heads.target()
+    return model, {"draft_model": str(heads.write_mtp(folder / "head", model))}
+
+
+@pytest.mark.parametrize("make", [eagle3, peagle, dflash, mtp_layers, mtp_head])
+def test_prompts_read_apart(make, tmp_path, monkeypatch):
+    model, arguments = make(tmp_path)
+    tree = {"tree_top_k": 1} if make in (eagle3, peagle, dflash) else {}
+    arguments |= {"speculative_config": hs.SpeculativeConfig(**tree), "num_draft_tokens": 2, "do_sample": False}
+    texts = [torch.randint(1, 60, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in LENGTHS]
+    drafted, columns = [], []
+    propose, states = HeadDrafter.propose, RecordingModel.hidden_states
+
+    def proposed(self, batch, *args):
+        draft = propose(self, batch, *args)
+        drafted.append(dict(zip(batch.rows, draft.tokens.tolist(), strict=True)))
+        return draft
+
+    def read(self, positions, lanes=None):
+        columns.append(positions.numel())
+        return states(self, positions, lanes)
+
+    monkeypatch.setattr(HeadDrafter, "propose", proposed)
+    monkeypatch.setattr(RecordingModel, "hidden_states", read)
+
+    def run(a_pass):
+        monkeypatch.setattr(prompts, "A_PASS", a_pass)
+        drafted.clear()
+        columns.clear()
+        completions = hs.generate_batches(model, texts, batch_size=3, max_new_tokens=6, **arguments)
+        return [one.new_ids for one in completions], list(drafted), max(columns)
+
+    *expected, together = run(10**6)
+    *found, apart = run(8)
+    assert found == expected
+    assert apart < 90 + 8 < 3 * 80 < together
