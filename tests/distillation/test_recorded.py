@@ -105,6 +105,18 @@ def test_the_target_reads_no_text_again(target, monkeypatch):
     assert learner.num_steps >= 2
 
 
+def test_calls_in_inference_mode_are_learned_from(target, monkeypatch):
+    learner = learner_of(target, "eagle3", share=0.99)
+    monkeypatch.setattr(learner, "_lesson", lambda examples: pytest.fail("a second pass"))
+    for seed in range(8):
+        with torch.inference_mode():
+            target.generate(**prompts(1, seed), max_new_tokens=4)
+    learner.balance = 1.0
+    learner.spend(0.0)
+    assert learner.num_steps > 0
+    assert not learner.is_frozen
+
+
 def test_texts_that_are_not_recorded(target):
     learner = learner_of(target, "draft model")
     target.generate(**prompts(6), max_new_tokens=8)
