@@ -116,8 +116,8 @@ class CachedModel:
     def hidden_states(self, positions: Tensor, lanes: Sequence[int] | None = None) -> Tensor:
         """States `(batch, n, layers * hidden)` of the tokens at `positions (batch, n)`, a row's first token at 0.
 
-        Of the rows at `lanes`, by default of all, and of the layers in `Drafter.hidden_layers`, for all accepted tokens but a
-        row's newest; at other positions, filler.
+        Rows are those at `lanes`, by default all; layers are those in `Drafter.hidden_layers`. All accepted tokens but a row's
+        newest have states; at other positions, there is filler.
         """
         raise NotImplementedError
 

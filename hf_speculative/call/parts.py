@@ -47,7 +47,7 @@ def target_and_drafter(
     call = BuildContext(model, inputs, path, keep, inputs_tensor, kwargs, execution, is_static)
     target, drafter = source.build(call)
     if (learner := options.config.learn) is not None:
-        drafter = learner.follow(model, drafter, inputs.generation_config)
+        drafter = learner.follow(model, drafter, inputs)
     if target is None and path.has_media:
         target = multimodal_model(model, inputs, execution=execution)
     elif target is None and path.name == "ragged":

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from ..drafting.wrapped import WrappedDrafter
 from ..interfaces import CachedModel, Drafter, Sampler
+from ..models import Inputs
 from ..types import Batch, Draft
 from .recorded import Recording
 from .sampling_params import SamplingParams
@@ -17,40 +19,71 @@ from .sampling_params import SamplingParams
 if TYPE_CHECKING:
     from .learner import Learner
 
+T = TypeVar("T")
 #: what a smaller `top_p` is taken for: the likeliest token alone, in any case
 LEAST_TOP_P = 1e-6
 
 
 class Followed(WrappedDrafter):
-    """Tells `learner` what happens in a call, and lets it work between rounds."""
+    """Tell `learner` what happens in a call, and let it work between rounds.
 
-    def __init__(self, drafter: Drafter, learner: Learner, generation_config: GenerationConfig):
+    Args:
+        inputs: of the call.
+    """
+
+    def __init__(self, drafter: Drafter, learner: Learner, inputs: Inputs):
         super().__init__(drafter)
-        self.learner, self.generation_config = learner, generation_config
+        self.learner, self.inputs = learner, inputs
+        self.recording: Recording | None = None
 
     def follow(self, target: CachedModel) -> None:
         self.drafter.follow(target)
-        read = target if self.learner.teacher.layers else None
-        self.recording = Recording(read, self.learner.has_room_for, self.learner.max_length)
+        layers = self.learner.teacher.layers
+        # Another source may draft in this call; and states are found by the position in a text alone.
+        has_states = tuple(self.drafter.hidden_layers) == layers and self.inputs.prompt.is_left_padded
+        if (has_states or not layers) and not has_dropout(self.learner.teacher.target):
+            self.recording = Recording(target if layers else None, self.learner.has_room_for, self.learner.max_length)
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         self.drafter.begin(batch, sampler)
-        self.learner.use = used(self.generation_config)
+        self.learner.use = used(self.inputs.generation_config)
         self.since = time.perf_counter()
 
     def observe(self, batch: Batch, draft: Draft, logits: Tensor) -> None:
         self.drafter.observe(batch, draft, logits)
-        self.recording.observe(batch, logits)
+        self._record(lambda recording: recording.observe(batch, logits))
 
     def rollback(self, batch: Batch) -> None:
         self.drafter.rollback(batch)
-        self.recording.end_round(batch)
+        self._record(lambda recording: recording.end_round(batch))
         self.learner.spend(time.perf_counter() - self.since)
         self.since = time.perf_counter()
 
     def learn(self, prompt: list[int], answer: list[int]) -> None:
         self.drafter.learn(prompt, answer)
-        self.learner.take(prompt, answer, self.recording.take(prompt, answer))
+        self.learner.take(prompt, answer, self._record(lambda recording: recording.take(prompt, answer)))
+
+    def _record(self, do: Callable[[Recording], T]) -> T | None:
+        """Do something with the recording, if there is one; an error ends it, and learning."""
+        recording, self.recording = self.recording, None
+        if recording is not None and not self.learner.is_frozen:
+            with self.learner.ends_if_it_fails():
+                done = do(recording)
+                self.recording = recording
+                return done
+        return None
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether a pass of `model` leaves out some values by chance."""
+    named = (
+        value
+        for module in model.modules()
+        if module.training
+        for name, value in vars(module).items()
+        if "dropout" in name or (name == "p" and isinstance(module, nn.Dropout))
+    )
+    return any(isinstance(value, float) and value > 0 for value in named)
 
 
 def used(config: GenerationConfig) -> SamplingParams:

@@ -24,11 +24,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..call.option_types import wrong_type
 from ..interfaces import Drafter
-from ..models import device_of, is_sharded, is_tested_multimodal, max_positions_of
+from ..models import Inputs, device_of, is_sharded, is_tested_multimodal, max_positions_of
 from ..models.loading import load_model
 from ..reports import files
 from .followed import Followed
@@ -42,9 +42,9 @@ from .teacher import Collator, Example, Student, Teacher, TeacherOutputs
 TEXTS, MAX_LENGTH = 2, 512
 #: the newest texts, to learn from and to judge by; one in ONE_IN is for the latter
 TO_LEARN_FROM, TO_JUDGE_BY, ONE_IN = 256, 16, 5
-#: the fewest texts to learn from and to judge by, and the steps between two judgements
-ENOUGH, STEPS = 8, 32
-#: texts that are recorded at a time, or wait to be learned from once
+#: the fewest texts to learn from and to judge by; steps before the first judgement, and the most between two others
+ENOUGH, FIRST_STEPS, STEPS = 8, 16, 32
+#: texts that are recorded at a time, and that wait to be learned from once, the newest
 MOST_RECORDED = 2 * TEXTS
 #: standard errors by which one of two drafts has to be better
 CLEARLY = 2.0
@@ -160,7 +160,7 @@ class Learner:
         self.max_length = min([MAX_LENGTH, *(limit - 1 for limit in limits if limit is not None)])
         self.texts: deque[tuple[Example, float]] = deque(maxlen=TO_LEARN_FROM)
         self.held_out: deque[Example] = deque(maxlen=TO_JUDGE_BY)
-        self.recorded: deque[tuple[Example, Recorded]] = deque(maxlen=MOST_RECORDED)
+        self.recorded: deque[Recorded] = deque(maxlen=MOST_RECORDED)
         self.use = SamplingParams()
         self.gains: list[float] = []
         self.balance = self.left_for_idle_time = 0.0
@@ -168,7 +168,10 @@ class Learner:
         self._start_over()
         return own
 
-    def follow(self, model: PreTrainedModel, drafter: Drafter, generation_config: GenerationConfig) -> Drafter:
+    def __getstate__(self) -> dict[str, Any]:  # logits are large, and soon recorded again
+        return vars(self) | {"recorded": deque[Recorded](maxlen=MOST_RECORDED)}
+
+    def follow(self, model: PreTrainedModel, drafter: Drafter, inputs: Inputs) -> Drafter:
         """`drafter` in one call of the target `model`, whose texts are learned from.
 
         Raises:
@@ -176,12 +179,12 @@ class Learner:
         """
         if self.draft is None or self.teacher.target is not model:
             raise ValueError("`learn` begins with `attach(model, draft_model, learn=...)`: give it there.")
-        return Followed(drafter, self, generation_config)
+        return Followed(drafter, self, inputs)
 
     def has_room_for(self, prompt: Sequence[int], num_recorded: int) -> bool:
-        """Whether to record a text that begins with `prompt`, beside others in the same call."""
+        """Tell whether to record a text that begins with `prompt`, beside others in the same call."""
         is_of_use = 0 < len(prompt) < self.max_length and not self.is_frozen and not is_held_out(prompt)
-        return is_of_use and num_recorded + len(self.recorded) < MOST_RECORDED
+        return is_of_use and num_recorded < MOST_RECORDED
 
     def take(self, prompt: Sequence[int], answer: Sequence[int], recorded: Recorded | None = None) -> None:
         """A text is finished: its tokens, of which those of the answer are learned from, and what is known of it."""
@@ -196,13 +199,13 @@ class Learner:
             self.texts.append((example, weight))
             # Each is learned from once, so that its weight decides whether it is.
             if recorded is not None and self.random.random() * max(weight for _, weight in list(self.texts)) <= weight:
-                self.recorded.append((example, recorded))
+                self.recorded.append(recorded)
         self.left_for_idle_time = min(self.left_for_idle_time + TIMES_WHEN_IDLE / TEXTS, TO_LEARN_FROM)
 
     def _weight(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
         if self.weigh is None:
             return 1.0
-        with self._ends_if_it_fails(), torch.no_grad():
+        with self.ends_if_it_fails(), torch.no_grad():
             weight = float(self.weigh([*prompt], [*answer]))
             if not 0 <= weight < math.inf:
                 raise ValueError(f"`weigh` gave {weight}: give 0 or a positive number")
@@ -233,7 +236,7 @@ class Learner:
             return 0.0
         started = time.perf_counter()
         try:
-            with self._ends_if_it_fails():
+            with self.ends_if_it_fails():
                 self._go_on()
         finally:
             _learning.release()
@@ -242,7 +245,7 @@ class Learner:
         return took
 
     @contextmanager
-    def _ends_if_it_fails(self) -> Iterator[None]:
+    def ends_if_it_fails(self) -> Iterator[None]:
         """What fails ends learning, not the call. Whatever the caller has set of torch, gradients are made."""
         try:
             device = device_of(self.teacher.target).type
@@ -250,6 +253,7 @@ class Learner:
                 yield
         except Exception as error:
             self.is_frozen = True
+            self.recorded.clear()
             warnings.warn(f"the draft learns no more, and is used as it is: {type(error).__name__}: {error}", stacklevel=4)
 
     def _go_on(self) -> None:
@@ -285,7 +289,7 @@ class Learner:
         elif mean < -CLEARLY * error:
             self._start_over()
         self.gains.clear()
-        self.next_judgement = self.num_steps + STEPS
+        self._set_next_judgement()
 
     @torch.no_grad()
     def _take_over(self) -> None:
@@ -304,7 +308,10 @@ class Learner:
             learned.copy_(own)
         self.weights = [weight for _, weight in self._pairs() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(self.weights, self.learning_rate, betas=(0.9, 0.95))
-        self.next_judgement = self.num_steps + STEPS
+        self._set_next_judgement()
+
+    def _set_next_judgement(self) -> None:
+        self.next_judgement = self.num_steps + min(STEPS, max(FIRST_STEPS, self.num_steps))
 
     def _pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Each weight of the draft beside that of the copy."""
@@ -330,7 +337,7 @@ class Learner:
 
 
 def is_held_out(prompt: Sequence[int]) -> bool:
-    """By the prompt, so that nothing is judged by what was learned."""
+    """Tell whether a text is judged by, not learned from: by its prompt, so that no prompt is both."""
     return hash(tuple(prompt)) % ONE_IN == 0
 
 

@@ -10,94 +10,111 @@ import torch
 from torch import Tensor
 
 from ..interfaces import CachedModel
-from ..types import Batch
+from ..types import Batch, uploaded
 from .teacher import Collator, Example, Teacher, TeacherOutputs
 
 
-@dataclass
+@dataclass(frozen=True)
 class Recorded:
-    """One text.
+    """A finished text, on the host.
 
     Attributes:
-        ids: of all tokens.
-        logits: of the target, `(n, vocab)` of each pass, the n tokens of the answer that it gave.
-        states: of the target, `(n, size)` of each pass, n tokens in turn; the newest one has none. Empty if none are read.
+        example: its tokens.
+        logits: `(n, vocab)` of the target, of at least the n tokens of the answer.
+        states: `(n, size)` of the target, of at least all tokens but the last; of size 0 if none are read.
     """
+
+    example: Example
+    logits: Tensor
+    states: Tensor
+
+
+@dataclass
+class _Running:
+    """A text that is being decoded: its tokens, and what each pass gave of them."""
 
     ids: Sequence[int] = ()
     logits: list[Tensor] = field(default_factory=list)
     states: list[Tensor] = field(default_factory=list)
-
-    @property
-    def num_states(self) -> int:
-        return sum(map(len, self.states))
+    num_states: int = 0
 
 
 class Recording:
-    """Records some rows of a call, from their prompts on.
+    """Record some rows of a call, from their prompts on.
 
     Args:
         target: whose states are kept as well, if they are read.
         has_room_for: whether to record a text, by its prompt and the number of texts that are being recorded.
-        max_length: a text that gets longer is not kept.
+        max_length: the number of tokens after which no more of a text is kept.
     """
 
     def __init__(self, target: CachedModel | None, has_room_for: Callable[[Sequence[int], int], bool], max_length: int):
         self.target, self.has_room_for, self.max_length = target, has_room_for, max_length
-        self.texts: dict[int, Recorded] = {}
+        self.texts: dict[int, _Running] = {}
         self.rows: set[int] = set()
 
     def observe(self, batch: Batch, logits: Tensor) -> None:
-        """The target gave `logits (batch, k + 1, vocab)`, before and after each draft token."""
+        """Note what a pass gave: `logits (batch, k + 1, vocab)`, before and after each draft token."""
         self.logits, self.lengths = logits, list(map(len, batch.history))
         running = set(batch.rows)
         self.texts = {row: text for row, text in self.texts.items() if row in running}
         for row, history in zip(batch.rows, batch.history, strict=True):
             if row not in self.rows and self.has_room_for(history, len(self.texts)):
-                self.texts[row] = Recorded()
+                self.texts[row] = _Running()
         self.rows = running
 
     def end_round(self, batch: Batch) -> None:
-        """Some of the tokens were kept, and `batch` has its new lengths."""
-        lanes = {lane: self.texts[row] for lane, row in enumerate(batch.rows) if row in self.texts}
-        for lane, text in list(lanes.items()):
-            text.ids = batch.history[lane]
-            if len(text.ids) > self.max_length:
-                del self.texts[batch.rows[lane]], lanes[lane]
-                continue
-            num_new = len(text.ids) - self.lengths[lane]
-            nodes = range(num_new - 1) if batch.host_path is None else batch.host_path[lane]
-            text.logits.append(self.logits[lane, [0, *(node + 1 for node in nodes)]])
+        """Keep what belongs to the tokens that were accepted; `batch` has its new lengths."""
+        logits = self.logits
         del self.logits
-        if self.target is None or not lanes:
+        lanes = [lane for lane, row in enumerate(batch.rows) if row in self.texts]
+        lanes = [lane for lane in lanes if self.lengths[lane] < self.max_length]
+        if not lanes:
             return
-        first = [lanes[lane].num_states if lane in lanes else 0 for lane in range(len(batch.rows))]
-        counts = {lane: len(text.ids) - 1 - text.num_states for lane, text in lanes.items()}
-        ahead = torch.arange(max(counts.values()), device=batch.tokens.device)
-        states = self.target.hidden_states(torch.tensor(first, device=ahead.device)[:, None] + ahead)
-        for lane, text in lanes.items():
-            text.states.append(states[lane, : counts[lane]].clone())
+        places, counts = list[tuple[int, int]](), list[int]()
+        for lane in lanes:
+            counts.append(len(batch.history[lane]) - self.lengths[lane])
+            nodes = range(counts[-1] - 1) if batch.host_path is None else batch.host_path[lane]
+            places += [(lane, 0), *((lane, node + 1) for node in nodes)]
+        rows, columns = uploaded(places, logits.device).T
+        texts = [self.texts[batch.rows[lane]] for lane in lanes]
+        for lane, text, part in zip(lanes, texts, logits[rows, columns].split(counts), strict=True):
+            text.ids = batch.history[lane]
+            text.logits.append(part)
+        if self.target is None:
+            return
+        counts = [len(text.ids) - 1 - text.num_states for text in texts]
+        first = uploaded([text.num_states for text in texts], batch.tokens.device)
+        positions = first[:, None] + torch.arange(max(counts), device=batch.tokens.device)
+        for text, count, states in zip(texts, counts, self.target.hidden_states(positions, lanes), strict=True):
+            text.states.append(states[:count].clone())
+            text.num_states += count
 
     def take(self, prompt: Sequence[int], answer: Sequence[int]) -> Recorded | None:
-        """What is known of a text that is finished; `None` if it was not recorded."""
+        """Finish a text, and return what was recorded of it, if anything."""
         ids = [*prompt, *answer]
         for row, text in self.texts.items():
-            if text.ids[: len(ids)] == ids:
-                return self.texts.pop(row)
+            known = text.ids[: len(ids)]
+            if len(text.ids) >= min(len(ids), self.max_length) and known == ids[: len(known)]:
+                del self.texts[row]
+                example = Example(tuple(prompt), tuple(answer[: self.max_length - len(prompt)]))
+                logits = torch.cat(text.logits).cpu()
+                return Recorded(example, logits, torch.cat(text.states).cpu() if text.states else logits[:, :0])
         return None
 
 
 @torch.no_grad()
-def lesson_of(texts: Sequence[tuple[Example, Recorded]], device: torch.device) -> TeacherOutputs:
-    """What a teacher would give for these texts; logits of prompts are zeros."""
-    batch = {name: tensor.to(device) for name, tensor in Collator()([example for example, _ in texts]).items()}
-    counted = Teacher.counted(batch["labels"])
-    logits = torch.cat([torch.cat(text.logits)[: len(example.new_ids)] for example, text in texts]).to(device)
-    placed = logits.new_zeros(*counted.shape, logits.shape[-1])
-    placed[counted] = logits
-    of_texts = [torch.cat(text.states) if text.states else logits.new_zeros(0, 0) for _, text in texts]
-    states = of_texts[0].new_zeros(*counted.shape, of_texts[0].shape[-1], device=device)
-    for row, (known, (example, _)) in enumerate(zip(of_texts, texts, strict=True)):
-        length = min(len(known), example.num_tokens - 1)  # a stop may have cut the text within its last pass
-        states[row, :length] = known[:length]
-    return TeacherOutputs(batch["input_ids"], batch["attention_mask"], counted, placed, states)
+def lesson_of(texts: Sequence[Recorded], device: torch.device) -> TeacherOutputs:
+    """Make what a teacher would give for these texts; logits of prompts are zeros."""
+    batch = {name: tensor.to(device) for name, tensor in Collator()([text.example for text in texts]).items()}
+    size = batch["input_ids"].shape
+    logits, states = (
+        parts[0].new_zeros(*size, parts[0].shape[-1], device=device)
+        for parts in ([text.logits for text in texts], [text.states for text in texts])
+    )
+    for row, text in enumerate(texts):
+        start, end = len(text.example.prompt_ids) - 1, text.example.num_tokens - 1
+        logits[row, start:end] = text.logits[: end - start]
+        known = text.states[:end]  # a stop may have cut the text within its last pass
+        states[row, : len(known)] = known
+    return TeacherOutputs(batch["input_ids"], batch["attention_mask"], Teacher.counted(batch["labels"]), logits, states)

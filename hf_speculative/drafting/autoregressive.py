@@ -48,11 +48,15 @@ class AutoregressiveDrafter(Drafter):
         """Limit `num_tokens` to what this drafter can propose."""
         return num_tokens
 
+    def read_apart(self, batch: Batch) -> None:
+        """Read much longer prompts in separate passes, before the first step of a round."""
+
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         num_tokens = self.limit(batch, num_tokens)
         width = max(num_tokens)
         if width == 0:
             return Draft.empty(batch)
+        self.read_apart(batch)
         limits = uploaded(num_tokens, batch.lengths.device)
         if sampler.proposes_argmax and not schedule.may_stop:
             chain = self.greedy_chain(batch, width, sampler.vocab_size)
@@ -103,6 +107,7 @@ class HeadDrafter(AutoregressiveDrafter):
 
     Attributes:
         compiled: its passes, if they are compiled or captured.
+        reads_length: positions in a pass depend on its longest text.
         num_layers: of that cache.
         most_tokens: the longest draft.
         num_ahead: the longest of this round.
@@ -113,6 +118,7 @@ class HeadDrafter(AutoregressiveDrafter):
     most_tokens: int = MANY
     unseen: Any = 0
     compiled: Any = None
+    reads_length: bool = False
     device: torch.device
 
     def follow(self, target: CachedModel) -> None:
@@ -133,14 +139,12 @@ class HeadDrafter(AutoregressiveDrafter):
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
         num_tokens = [min(n, self.most_tokens) for n in num_tokens]
         self.num_ahead = max(num_tokens)
-        if all(len(history) == 1 for history in batch.history):  # prompts, just admitted: no state to start from
-            return [0] * len(num_tokens)
-        if self.num_ahead and self.unseen in self.seen:
-            self._read_apart(batch)
-        return num_tokens
+        # Prompts of one token, just admitted: no state to start from.
+        return num_tokens if any(len(history) > 1 for history in batch.history) else [0] * len(num_tokens)
 
-    def _read_apart(self, batch: Batch) -> None:
-        """Read prompts that are much longer than what other rows have to read in passes of their own."""
+    def read_apart(self, batch: Batch) -> None:
+        if self.unseen not in self.seen or self.reads_length:
+            return
         lengths = [len(text) if seen == self.unseen else 1 for text, seen in zip(batch.history, self.seen, strict=True)]
         for group in by_length(lengths, columns_of_a_pass(self.device)):
             if not (lanes := [lane for lane in group if lengths[lane] > 2]):

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ..heads.dflash import Block
 from ..heads.files import of_target
 from ..interfaces import Drafter
-from ..models import AttentionLayers, fed_slots, with_folded_attention
+from ..models import AttentionLayers, fed_slots, reads_length, with_folded_attention
 from ..types import Batch, uploaded
 from .autoregressive import HeadDrafter, raw_embedding
 from .source import HeadSource
@@ -39,6 +39,7 @@ class DFlash(HeadDrafter):
         self.block, self.num_layers = Block.of(model.config), model.config.num_hidden_layers
         self.hidden_layers, self.most_tokens = self.block.hidden_layers, self.block.max_draft_tokens
         self.attention, self.device = AttentionLayers(model), model.device
+        self.reads_length = reads_length(model)
         self.head = model.get_output_embeddings() or target_model.get_output_embeddings()
         self.embed = raw_embedding(target_model.get_input_embeddings())
         # transformers' own class has none of these.

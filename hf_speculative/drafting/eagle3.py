@@ -14,7 +14,17 @@ from transformers import PreTrainedModel
 from ..forwarding import Forwarded
 from ..heads.eagle3 import Eagle3Model
 from ..interfaces import Drafter, Sampler
-from ..models import AttentionLayers, CompiledPass, Nodes, fed_slots, nodes_of, num_logits, pool, with_folded_attention
+from ..models import (
+    AttentionLayers,
+    CompiledPass,
+    Nodes,
+    fed_slots,
+    nodes_of,
+    num_logits,
+    pool,
+    reads_length,
+    with_folded_attention,
+)
 from ..models.execution import capture_of, compiled_pass
 from ..models.replays import Capture, Replays
 from ..tokenizers.vocabulary import is_padding
@@ -42,6 +52,7 @@ class Eagle3(HeadDrafter):
         of_target = target_model.config.get_text_config(decoder=True)
         self.hidden_layers = self.config.layers_read(of_target.num_hidden_layers)
         self.attention, self.num_layers = AttentionLayers(model), len(model.layers)
+        self.reads_length = reads_length(model)
         self.cache = self.new_cache()
         embeddings = model.embed_tokens if model.embed_tokens is not None else target_model.get_input_embeddings()
         #: the weights themselves: some targets scale or norm what they look up there, no head does

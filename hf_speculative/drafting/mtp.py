@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, __version__
 
 from ..hf_compat import project_to_logits
 from ..interfaces import Drafter
-from ..models import LAYER_TYPES, AttentionLayers, exchanged, fed_slots, with_folded_attention
+from ..models import LAYER_TYPES, AttentionLayers, exchanged, fed_slots, reads_length, with_folded_attention
 from ..models.checks import OTHERWISE
 from ..models.model_state import loaded_for
 from ..models.shallow import decoder_layers
@@ -36,7 +36,7 @@ class Mtp(HeadDrafter):
 
     def __init__(self, heads):
         self.heads = with_folded_attention(exchanged(heads, {}))
-        self.attention = AttentionLayers(heads)
+        self.attention, self.reads_length = AttentionLayers(heads), reads_length(heads)
         self.device = next(heads.layers.parameters()).device
         self.most_tokens = self.num_layers = len(heads.layers)
         self.unseen = (0,) * self.num_layers
@@ -102,7 +102,7 @@ class RecursiveMtp(Mtp):
         self.head = with_folded_attention(head)
         self.embed = raw_embedding(target_model.get_input_embeddings())
         self.output = target_model.get_output_embeddings()
-        self.attention, self.device = AttentionLayers(head), head.device
+        self.attention, self.device, self.reads_length = AttentionLayers(head), head.device, reads_length(head)
         self.most_tokens = self.num_layers = head.config.max_draft_tokens
         self.unseen = (0,) * self.num_layers
 

@@ -35,6 +35,7 @@ def read(model: CachedModel, rows: Batch, places: list[list[int]]) -> None:
 
 
 def columns_of_a_pass(device: torch.device) -> int:
+    """Return how many columns of a prompt take as long as starting a pass."""
     return A_PASS if device.type == "cpu" else A_PASS_ELSEWHERE
 
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import hf_speculative as hs
+from hf_speculative.distillation import recorded
 from hf_speculative.distillation.learner import is_held_out
 from hf_speculative.distillation.recorded import lesson_of
 from hf_speculative.distillation.teacher import Collator
-from tests.support import lessons, tiny
+from tests.support import heads, lessons, tiny
 
 TREES = hs.SpeculativeConfig(tree_top_k=2, tree_depth=3)
 CALLS = {
@@ -58,7 +59,7 @@ def check(learner):
     """What was recorded is what a teacher gives."""
     device = learner.teacher.target.device
     found = lesson_of(list(learner.recorded), device)
-    expected = learner.teacher(**Collator()([example for example, _ in learner.recorded]))
+    expected = learner.teacher(**Collator()([text.example for text in learner.recorded]))
     assert torch.equal(found.ids, expected.ids)
     assert torch.equal(found.counted, expected.counted)
     torch.testing.assert_close(found.logits[found.counted], expected.logits[found.counted], rtol=1e-4, atol=1e-4)
@@ -117,16 +118,65 @@ def test_calls_in_inference_mode_are_learned_from(target, monkeypatch):
     assert not learner.is_frozen
 
 
-def test_texts_that_are_not_recorded(target):
+def test_long_texts_are_recorded_up_to_their_limit(target):
+    learner = learner_of(target, "eagle3")
+    learner.max_length = 12
+    target.generate(**prompts(2), max_new_tokens=20, num_draft_tokens=3)
+    assert [text.example.num_tokens for text in learner.recorded] == [12, 12]
+    check(learner)
+
+
+def test_no_more_texts_at_a_time_and_the_newest_ones(target):
     learner = learner_of(target, "draft model")
     target.generate(**prompts(6), max_new_tokens=8)
-    assert len(learner.recorded) == 4, "no more at a time"
+    first = list(learner.recorded)
+    assert len(first) == 4
+    target.generate(**prompts(1, seed=5), max_new_tokens=8)
+    *others, newest = learner.recorded
+    assert others == first[1:]
+    assert newest.example == learner.texts[-1][0]
+
+
+@pytest.mark.parametrize("kind", ["draft model", "eagle3"])
+@pytest.mark.parametrize("other", ["suffix", "small", "head", None])
+def test_calls_with_another_draft(target, kind, other):
+    learner = learner_of(target, kind)
+    fields = {"eagle_aux_hidden_state_layer_ids": [0, 1, 1]}
+    drafts = {"small": tiny.llama(seed=3), "head": heads.eagle3(target, **fields)}
+    texts = [ids[-3:].tolist() for ids in prompts(1)["input_ids"]]
+    completions = hs.generate_batches(target, texts, max_new_tokens=8, draft_model=drafts.get(other, other))
+    assert len(list(completions)) == 1
+    assert not learner.is_frozen
+    assert len(learner.recorded) == (kind == "draft model"), "states are those that the other draft reads"
+    if kind == "draft model":
+        check(learner)
+
+
+def test_an_error_ends_recording_and_not_the_call(target, monkeypatch):
+    expected = target.generate(**prompts(2), max_new_tokens=8, do_sample=False)
+    learner = learner_of(target, "eagle3")
+    monkeypatch.setattr(recorded.Recording, "end_round", lambda self, batch: 1 / 0)
+    with pytest.warns(UserWarning, match="learns no more, and is used as it is: ZeroDivisionError"):
+        found = target.generate(**prompts(2), max_new_tokens=8, do_sample=False)
+    assert torch.equal(found, expected)
+    assert not learner.recorded
+
+
+def test_what_dropout_changes_is_not_recorded(target):
+    learner = learner_of(target.train(), "draft model")
+    target.generate(**prompts(2), max_new_tokens=8)
+    assert len(learner.recorded) == 2  # `train` alone changes nothing
+    target.model.layers[0].self_attn.attention_dropout = 0.1
     learner.recorded.clear()
-    learner.max_length = 12
-    target.generate(**prompts(2), max_new_tokens=20)
-    assert not learner.recorded, "longer than what is learned from"
-    learner.is_frozen = True
-    assert not learner.has_room_for([1, 2, 3], 0)
+    target.generate(**prompts(2), max_new_tokens=8)
+    assert not learner.recorded
+
+
+def test_copies_do_not_carry_logits(target):
+    learner = learner_of(target, "draft model")
+    target.generate(**prompts(2), max_new_tokens=8)
+    assert len(learner.recorded) == 2
+    assert not copy.deepcopy(target).generate.config.learn.recorded
 
 
 def test_a_text_of_weight_0_or_a_small_one_is_seldom_learned_from(target):
