@@ -73,7 +73,7 @@ def main() -> None:
     found: dict[str, list] = {"static": [], "learning": []}
     for number in itertools.count():
         if number % 5 == 0:
-            found["static"].append(call(static, number * given.batch_size))
+            found["static"].append(call(static, number // 5 * given.batch_size))
         found["learning"].append(call(learning, number * given.batch_size))
         now = time.monotonic()
         if now - told < BLOCK:

@@ -67,10 +67,11 @@ class Followed(WrappedDrafter):
         """Do something with the recording, if there is one; an error ends it, and learning."""
         recording, self.recording = self.recording, None
         if recording is not None and not self.learner.is_frozen:
-            with self.learner.ends_if_it_fails():
-                done = do(recording)
-                self.recording = recording
+            try:
+                done, self.recording = do(recording), recording
                 return done
+            except Exception as error:
+                self.learner.fail(error)
         return None
 
 

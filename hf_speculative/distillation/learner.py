@@ -44,8 +44,8 @@ TEXTS, MAX_LENGTH = 2, 512
 TO_LEARN_FROM, TO_JUDGE_BY, ONE_IN = 256, 16, 5
 #: the fewest texts to learn from and to judge by; steps before the first judgement, and the most between two others
 ENOUGH, FIRST_STEPS, STEPS = 8, 16, 32
-#: texts that are recorded at a time, and that wait to be learned from once, the newest
-MOST_RECORDED = 2 * TEXTS
+#: texts that are recorded at a time, or wait to be learned from once; and how many texts later one is replaced
+MOST_RECORDED, FRESH = 2 * TEXTS, 32
 #: standard errors by which one of two drafts has to be better
 CLEARLY = 2.0
 #: how often each text is learned from while nothing is decoded
@@ -160,7 +160,7 @@ class Learner:
         self.max_length = min([MAX_LENGTH, *(limit - 1 for limit in limits if limit is not None)])
         self.texts: deque[tuple[Example, float]] = deque(maxlen=TO_LEARN_FROM)
         self.held_out: deque[Example] = deque(maxlen=TO_JUDGE_BY)
-        self.recorded: deque[Recorded] = deque(maxlen=MOST_RECORDED)
+        self.recorded: deque[tuple[int, Recorded]] = deque(maxlen=MOST_RECORDED)
         self.use = SamplingParams()
         self.gains: list[float] = []
         self.balance = self.left_for_idle_time = 0.0
@@ -169,7 +169,7 @@ class Learner:
         return own
 
     def __getstate__(self) -> dict[str, Any]:  # logits are large, and soon recorded again
-        return vars(self) | {"recorded": deque[Recorded](maxlen=MOST_RECORDED)}
+        return vars(self) | {"recorded": deque[tuple[int, Recorded]](maxlen=MOST_RECORDED)}
 
     def follow(self, model: PreTrainedModel, drafter: Drafter, inputs: Inputs) -> Drafter:
         """`drafter` in one call of the target `model`, whose texts are learned from.
@@ -184,7 +184,8 @@ class Learner:
     def has_room_for(self, prompt: Sequence[int], num_recorded: int) -> bool:
         """Tell whether to record a text that begins with `prompt`, beside others in the same call."""
         is_of_use = 0 < len(prompt) < self.max_length and not self.is_frozen and not is_held_out(prompt)
-        return is_of_use and num_recorded < MOST_RECORDED
+        num_waiting = sum(self.num_texts - number < FRESH for number, _ in list(self.recorded))
+        return is_of_use and num_recorded + num_waiting < MOST_RECORDED
 
     def take(self, prompt: Sequence[int], answer: Sequence[int], recorded: Recorded | None = None) -> None:
         """A text is finished: its tokens, of which those of the answer are learned from, and what is known of it."""
@@ -199,13 +200,13 @@ class Learner:
             self.texts.append((example, weight))
             # Each is learned from once, so that its weight decides whether it is.
             if recorded is not None and self.random.random() * max(weight for _, weight in list(self.texts)) <= weight:
-                self.recorded.append(recorded)
+                self.recorded.append((self.num_texts, recorded))
         self.left_for_idle_time = min(self.left_for_idle_time + TIMES_WHEN_IDLE / TEXTS, TO_LEARN_FROM)
 
     def _weight(self, prompt: Sequence[int], answer: Sequence[int]) -> float:
         if self.weigh is None:
             return 1.0
-        with self.ends_if_it_fails(), torch.no_grad():
+        with self._ends_if_it_fails(), torch.no_grad():
             weight = float(self.weigh([*prompt], [*answer]))
             if not 0 <= weight < math.inf:
                 raise ValueError(f"`weigh` gave {weight}: give 0 or a positive number")
@@ -236,7 +237,7 @@ class Learner:
             return 0.0
         started = time.perf_counter()
         try:
-            with self.ends_if_it_fails():
+            with self._ends_if_it_fails():
                 self._go_on()
         finally:
             _learning.release()
@@ -245,16 +246,20 @@ class Learner:
         return took
 
     @contextmanager
-    def ends_if_it_fails(self) -> Iterator[None]:
+    def _ends_if_it_fails(self) -> Iterator[None]:
         """What fails ends learning, not the call. Whatever the caller has set of torch, gradients are made."""
         try:
             device = device_of(self.teacher.target).type
             with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device, enabled=False):
                 yield
         except Exception as error:
-            self.is_frozen = True
-            self.recorded.clear()
-            warnings.warn(f"the draft learns no more, and is used as it is: {type(error).__name__}: {error}", stacklevel=4)
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """End learning, not the call."""
+        self.is_frozen = True
+        self.recorded.clear()
+        warnings.warn(f"the draft learns no more, and is used as it is: {type(error).__name__}: {error}", stacklevel=4)
 
     def _go_on(self) -> None:
         """One piece of work: a step, or judging by one text."""
@@ -267,7 +272,7 @@ class Learner:
 
     def _step(self) -> None:
         if len(self.recorded) >= TEXTS:
-            lesson = lesson_of([self.recorded.popleft() for _ in range(TEXTS)], device_of(self.teacher.target))
+            lesson = lesson_of([self.recorded.popleft()[1] for _ in range(TEXTS)], device_of(self.teacher.target))
         else:
             # Drawn without replacement, by weight (Efraimidis and Spirakis 2006, algorithm A, in logarithms).
             drawn = heapq.nlargest(TEXTS, list(self.texts), key=lambda text: math.log(1 - self.random.random()) / text[1])

@@ -58,8 +58,8 @@ def prompts(num, seed=0):
 def check(learner):
     """What was recorded is what a teacher gives."""
     device = learner.teacher.target.device
-    found = lesson_of(list(learner.recorded), device)
-    expected = learner.teacher(**Collator()([text.example for text in learner.recorded]))
+    found = lesson_of([text for _, text in learner.recorded], device)
+    expected = learner.teacher(**Collator()([text.example for _, text in learner.recorded]))
     assert torch.equal(found.ids, expected.ids)
     assert torch.equal(found.counted, expected.counted)
     torch.testing.assert_close(found.logits[found.counted], expected.logits[found.counted], rtol=1e-4, atol=1e-4)
@@ -122,17 +122,20 @@ def test_long_texts_are_recorded_up_to_their_limit(target):
     learner = learner_of(target, "eagle3")
     learner.max_length = 12
     target.generate(**prompts(2), max_new_tokens=20, num_draft_tokens=3)
-    assert [text.example.num_tokens for text in learner.recorded] == [12, 12]
+    assert [text.example.num_tokens for _, text in learner.recorded] == [12, 12]
     check(learner)
 
 
-def test_no_more_texts_at_a_time_and_the_newest_ones(target):
+def test_no_more_texts_at_a_time_until_they_are_old(target):
     learner = learner_of(target, "draft model")
     target.generate(**prompts(6), max_new_tokens=8)
     first = list(learner.recorded)
     assert len(first) == 4
     target.generate(**prompts(1, seed=5), max_new_tokens=8)
-    *others, newest = learner.recorded
+    assert list(learner.recorded) == first
+    learner.num_texts += 40
+    target.generate(**prompts(1, seed=5), max_new_tokens=8)
+    *others, (_, newest) = learner.recorded
     assert others == first[1:]
     assert newest.example == learner.texts[-1][0]
 
