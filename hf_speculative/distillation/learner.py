@@ -46,8 +46,8 @@ TO_LEARN_FROM, TO_JUDGE_BY, ONE_IN = 256, 16, 5
 ENOUGH, FIRST_STEPS, STEPS = 8, 16, 32
 #: texts that are recorded at a time, or wait to be learned from once; and how many texts later one is replaced
 MOST_RECORDED, FRESH = 2 * TEXTS, 32
-#: standard errors by which one of two drafts has to be better
-CLEARLY = 2.0
+#: standard errors by which one of two drafts has to be better, by all texts and by the first ENOUGH or more
+CLEARLY, AT_ONCE = 2.0, 3.0
 #: how often each text is learned from while nothing is decoded
 TIMES_WHEN_IDLE = 4
 #: of a draft that was trained before
@@ -162,7 +162,6 @@ class Learner:
         self.held_out: deque[Example] = deque(maxlen=TO_JUDGE_BY)
         self.recorded: deque[tuple[int, Recorded]] = deque(maxlen=MOST_RECORDED)
         self.use = SamplingParams()
-        self.gains: list[float] = []
         self.balance = self.left_for_idle_time = 0.0
         self.random = random.Random(0)
         self._start_over()
@@ -183,9 +182,9 @@ class Learner:
 
     def has_room_for(self, prompt: Sequence[int], num_recorded: int) -> bool:
         """Tell whether to record a text that begins with `prompt`, beside others in the same call."""
-        is_of_use = 0 < len(prompt) < self.max_length and not self.is_frozen and not is_held_out(prompt)
-        num_waiting = sum(self.num_texts - number < FRESH for number, _ in list(self.recorded))
-        return is_of_use and num_recorded + num_waiting < MOST_RECORDED
+        num_recorded += sum(self.num_texts - number < FRESH for number, _ in list(self.recorded))
+        has_room = num_recorded < MOST_RECORDED and not self.is_frozen
+        return has_room and 0 < len(prompt) < self.max_length and not is_held_out(prompt)
 
     def take(self, prompt: Sequence[int], answer: Sequence[int], recorded: Recorded | None = None) -> None:
         """A text is finished: its tokens, of which those of the answer are learned from, and what is known of it."""
@@ -265,7 +264,7 @@ class Learner:
         """One piece of work: a step, or judging by one text."""
         if self.num_steps < self.next_judgement or len(self.held_out) < ENOUGH:
             self._step()
-        elif len(self.gains) < len(self.held_out):
+        elif len(self.gains) < len(self.held_out) and not self._is_clear(AT_ONCE):
             self.gains.append(self._gain(self.held_out[len(self.gains)]))
         else:
             self._judge()
@@ -288,13 +287,14 @@ class Learner:
 
     def _judge(self) -> None:
         """Which of the two is accepted more often, in texts that neither has learned from."""
-        mean, error = statistics.mean(self.gains), statistics.stdev(self.gains) / len(self.gains) ** 0.5
-        if mean > CLEARLY * error:
-            self._take_over()
-        elif mean < -CLEARLY * error:
-            self._start_over()
-        self.gains.clear()
+        if self._is_clear(CLEARLY):
+            self._take_over() if statistics.mean(self.gains) > 0 else self._start_over()
         self._set_next_judgement()
+
+    def _is_clear(self, num_errors: float) -> bool:
+        """Whether one of the two is better by so many standard errors."""
+        num = len(self.gains)
+        return num >= ENOUGH and abs(statistics.mean(self.gains)) > num_errors * statistics.stdev(self.gains) / num**0.5
 
     @torch.no_grad()
     def _take_over(self) -> None:
@@ -316,6 +316,7 @@ class Learner:
         self._set_next_judgement()
 
     def _set_next_judgement(self) -> None:
+        self.gains = list[float]()
         self.next_judgement = self.num_steps + min(STEPS, max(FIRST_STEPS, self.num_steps))
 
     def _pairs(self) -> list[tuple[Tensor, Tensor]]:

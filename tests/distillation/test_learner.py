@@ -120,7 +120,7 @@ def test_what_is_not_better_does_not_take_over(target, monkeypatch):
     assert torch.equal(lessons.weights(learner.draft), before)
     learner.next_judgement = learner.num_steps  # at once, before another step
     learner.gains.clear()
-    for _ in range(len(learner.held_out) + 1):
+    for _ in range(module.ENOUGH + 1):
         learner.balance = 1.0
         learner.spend(0.0)
     assert torch.equal(lessons.weights(learner.student.module), before), "what is clearly worse is thrown away"
