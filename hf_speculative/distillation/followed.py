@@ -1,10 +1,8 @@
 """A drafter in one call, from whose texts a learner learns."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from transformers import GenerationConfig
@@ -16,9 +14,6 @@ from ..types import Batch, Draft
 from .recorded import Recording
 from .sampling_params import SamplingParams
 
-if TYPE_CHECKING:
-    from .learner import Learner
-
 T = TypeVar("T")
 #: what a smaller `top_p` is taken for: the likeliest token alone, in any case
 LEAST_TOP_P = 1e-6
@@ -28,10 +23,11 @@ class Followed(WrappedDrafter):
     """Tell `learner` what happens in a call, and let it work between rounds.
 
     Args:
+        learner: a `Learner`.
         inputs: of the call.
     """
 
-    def __init__(self, drafter: Drafter, learner: Learner, inputs: Inputs):
+    def __init__(self, drafter: Drafter, learner: Any, inputs: Inputs):
         super().__init__(drafter)
         self.learner, self.inputs = learner, inputs
         self.recording: Recording | None = None
