@@ -2,6 +2,8 @@
 
 import copy
 import itertools
+import threading
+from contextlib import closing
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hf_speculative.distillation import recorded
 from hf_speculative.distillation.learner import is_held_out
 from hf_speculative.distillation.recorded import lesson_of
 from hf_speculative.distillation.teacher import Collator
+from hf_speculative.serving.engine import Engine
 from tests.support import heads, lessons, tiny
 
 TREES = hs.SpeculativeConfig(tree_top_k=2, tree_depth=3)
@@ -89,6 +92,18 @@ def test_rows_that_come_and_go(target):
     ids = [row[mask.bool()].tolist() for row, mask in zip(*texts.values(), strict=True)]
     completions = hs.generate_batches(target, ids, batch_size=2, max_new_tokens=12, do_sample=True)
     assert len(list(completions)) == 3
+    assert len(learner.recorded) == 3
+    check(learner)
+
+
+def test_requests_of_a_server(target):
+    learner = learner_of(target, "eagle3")
+    texts = [row[mask.bool()].tolist() for row, mask in zip(*prompts(3).values(), strict=True)]
+    with closing(Engine(target, max_lanes=2)) as engine:
+        ended = [threading.Event() for _ in texts]
+        for text, event in zip(texts, ended, strict=True):
+            engine.submit(text, lambda _: None, lambda _, event=event: event.set(), max_new_tokens=12)
+        assert all(event.wait(60) for event in ended)
     assert len(learner.recorded) == 3
     check(learner)
 
