@@ -48,15 +48,11 @@ class AutoregressiveDrafter(Drafter):
         """Limit `num_tokens` to what this drafter can propose."""
         return num_tokens
 
-    def read_apart(self, batch: Batch) -> None:
-        """Read much longer prompts in separate passes, before the first step of a round."""
-
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         num_tokens = self.limit(batch, num_tokens)
         width = max(num_tokens)
         if width == 0:
             return Draft.empty(batch)
-        self.read_apart(batch)
         limits = uploaded(num_tokens, batch.lengths.device)
         if sampler.proposes_argmax and not schedule.may_stop:
             chain = self.greedy_chain(batch, width, sampler.vocab_size)
@@ -143,6 +139,7 @@ class HeadDrafter(AutoregressiveDrafter):
         return num_tokens if any(len(history) > 1 for history in batch.history) else [0] * len(num_tokens)
 
     def read_apart(self, batch: Batch) -> None:
+        """Read much longer prompts in separate passes, before the first pass of a round."""
         if self.unseen not in self.seen or self.reads_length:
             return
         lengths = [len(text) if seen == self.unseen else 1 for text, seen in zip(batch.history, self.seen, strict=True)]

@@ -81,6 +81,7 @@ class DFlash(HeadDrafter):
 
     def _denoise(self, batch: Batch) -> None:
         """`hidden (batch, places, hidden)` and `logits (batch, places, own vocab)`; the first is after a row's newest token."""
+        self.read_apart(batch)
         ends = [len(history) - 1 for history in batch.history]
         context, is_filler = fed_slots(self.seen, ends, self.device)
         size = self.block.block_size

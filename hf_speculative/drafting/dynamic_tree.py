@@ -75,7 +75,6 @@ class DynamicTreeDrafter(WrappedDrafter):
         depth = max(self.autoregressive.limit(batch, [min(levels, room) for room in rooms]))
         if depth == 0:
             return Draft.empty(batch)
-        self.autoregressive.read_apart(batch)
         scores = sampler.draft_scores(batch, self.autoregressive.step(batch, 0), 0)
         candidates = Levels(top_k, sampler.confidences(scores[:, None], 0))
         for ahead in range(1, depth):

@@ -134,6 +134,7 @@ class Eagle3(HeadDrafter):
 
     def _pairs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What is known and not read yet: tokens, the target's states before them, slots, and which of them are filler."""
+        self.read_apart(batch)
         self.host_ends = [len(history) - 1 for history in batch.history]
         self.ends = (batch.lengths - batch.padding - 1).to(self.device)
         slots, is_filler = fed_slots(self.seen, self.host_ends, self.device)

@@ -42,6 +42,7 @@ class Mtp(HeadDrafter):
         self.unseen = (0,) * self.num_layers
 
     def _begin_round(self, batch: Batch) -> None:
+        self.read_apart(batch)
         # A layer needs what the one before it gave in the same pass, so all start where the last of them has to.
         starts = [min(seen[: self.num_ahead]) for seen in self.seen]
         self.ends = [len(history) - 1 for history in batch.history]
