@@ -1,8 +1,9 @@
 """Base classes of drafters that guess one token at a time."""
 
 import copy
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -87,17 +88,6 @@ class AutoregressiveDrafter(Drafter):
         return as_proposed(torch.stack(tokens, 1), distributions, limits, sampler)
 
 
-@dataclass
-class StatesOfLanes:
-    """The states of some rows of the target's batch."""
-
-    target: CachedModel
-    lanes: list[int]
-
-    def hidden_states(self, positions: Tensor) -> Tensor:
-        return self.target.hidden_states(positions, self.lanes)
-
-
 class HeadDrafter(AutoregressiveDrafter):
     """A drafter that reads the target's states into a cache of its own.
 
@@ -118,7 +108,7 @@ class HeadDrafter(AutoregressiveDrafter):
     device: torch.device
 
     def follow(self, target: CachedModel) -> None:
-        self.target: CachedModel | StatesOfLanes = target
+        self.target = target
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         self.cache, self.seen = self.new_cache(), [self.unseen for _ in batch.rows]
@@ -147,11 +137,10 @@ class HeadDrafter(AutoregressiveDrafter):
             if not (lanes := [lane for lane in group if lengths[lane] > 2]):
                 continue
             rows = batch.part(lanes)
-            rows.tree = rows.path = rows.host_path = None  # of the whole batch
             rows.reserve(max(rows.host_lengths) + self.num_ahead + 1)
             apart = copy.copy(self)
             apart.cache, apart.seen, apart.compiled = self.new_cache(), [self.unseen for _ in lanes], None
-            apart.target = StatesOfLanes(self.target, lanes)  # type: ignore[arg-type]
+            apart.target = cast(Any, SimpleNamespace(hidden_states=partial(self.target.hidden_states, lanes=lanes)))
             apart.read(rows)
             self.num_forwards, end = apart.num_forwards, max(map(len, rows.history)) - 1
             self.cache.reserve(len(batch.rows), end, batch.max_length)

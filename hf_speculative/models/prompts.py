@@ -25,7 +25,6 @@ def read(model: CachedModel, rows: Batch, places: list[list[int]]) -> None:
         rows: a part of a batch.
         places: lanes that get what was read, one for each of `rows`; more than once where rows have equal texts.
     """
-    rows.tree = rows.path = rows.host_path = None  # of the whole batch
     apart = model.fresh()
     apart.reads_alone = False
     apart.prefill(rows)

@@ -163,8 +163,9 @@ class Batch:
         self.history = [list(self.history[i]) for i in indices]
 
     def part(self, indices: Sequence[int]) -> Batch:
-        """These rows as a batch of their own."""
+        """These rows as a batch of their own, without a draft."""
         part = copy.copy(self)
+        part.tree = part.path = part.host_path = None
         part.select(list(indices))
         return part
 
