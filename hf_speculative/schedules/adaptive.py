@@ -62,14 +62,14 @@ class Adaptive(Schedule):
         self.rounds_since_chain = self.rounds_since_tree = 0
         self.credit = self.saved = MOST_CREDIT
         self.unspent = 0.0
-        self.levels, self.has_drafted, self.left, self.prompt_width = 0, False, list[int](), 0
+        self.levels, self.has_drafted, self.left = 0, False, list[int]()
+        self.read, self.unread = dict[int, int](), 0.0
         self.resting, self.needed, self.to_try, self.is_try = list[int](), 0.0, 0.0, False
 
     def begin(self, batch: Batch, costs: Callable[[int], Costs]) -> None:
         self.nodes.begin(batch, costs)
         self.costs = self.nodes.costs
         self.credit = min(self.saved, SHARE * (batch.max_length - batch.prompt_width))
-        self.prompt_width = min(batch.prompt_width, self.window or batch.prompt_width)
 
     @property
     def learned(self) -> tuple[Evidence, Evidence, float, float]:  # type: ignore[override]
@@ -83,6 +83,7 @@ class Adaptive(Schedule):
 
     def plan(self, batch: Batch) -> list[int]:
         rooms, self.levels, self.speed = self.rooms(batch), 0, 1.0
+        self._count_unread(batch)
         longest = min(self.max_tokens, max(batch.rooms)) if any(rooms) else 0
         if not longest or (batch.rows == self.resting and self.credit < self.needed and self.unspent < self.to_try):
             return [0] * len(rooms)
@@ -123,16 +124,16 @@ class Adaptive(Schedule):
 
         Args:
             speed: of rounds, over plain decoding; each takes `steps` plain steps.
-            first: plain steps that the next round takes in addition.
+            first: plain steps that the next round takes in addition, for what the draft has not read.
         """
         left = max(batch.max_length - done for done in batch.host_lengths)
         if left * (1 - MARGIN / speed) > first:  # even ones lose: what is known of costs and acceptance is uncertain
             return True
-        if self._may_lose(max(0.0, steps * (1 - speed)) + first, may_pay=1 + most > steps):
+        if self._may_lose(max(0.0, steps * (1 - speed)) + self._counted(first), may_pay=1 + most > steps):
             return True
         self.resting = [*batch.rows]  # until there is credit: nothing else that is known changes
         tokens = "1 draft token" if most == 1 else f"{most} draft tokens"
-        begins = f", the first of a call {first:.0f} more," if first else ""
+        begins = f", the first one {first:.1f} more," if first else ""
         self.reason = f"a round with {tokens} takes {steps:.1f} plain steps{begins} and brings about {speed * steps:.1f} tokens"
         return False
 
@@ -186,12 +187,26 @@ class Adaptive(Schedule):
         saved = sum(gains) / len(gains)
         if self.left:  # until the last row is done
             saved = max(self.left) - max(left - gain for left, gain in zip(self.left, gains, strict=True))
-        self.earn(saved - costs.steps(self.num_passes(round), nodes, self.levels) - self._first(costs))
+        first = self._first(costs)
+        self.earn(saved - costs.steps(self.num_passes(round), nodes, self.levels) - first)
+        self.credit += first - self._counted(first)
         self.has_drafted, self.resting = True, []
 
+    def _count_unread(self, batch: Batch) -> None:
+        """A draft first reads the prompts, and later what was decoded without one: `unread` tokens, the mean of all rows."""
+        lengths = dict(zip(batch.rows, batch.host_lengths, strict=True))
+        if self.has_drafted:
+            self.read, self.has_drafted = lengths, False
+        most = self.window or batch.max_length
+        self.unread = sum(min(most, num - self.read.get(row, 0)) for row, num in lengths.items()) / len(lengths)
+
     def _first(self, costs: Costs) -> float:
-        """Plain steps that a model's first draft takes besides its round: it reads the prompts."""
-        return 0.0 if self.has_drafted else costs.draft * costs.verify * self.prompt_width
+        """Plain steps in which the next draft reads them."""
+        return costs.draft * costs.verify * self.unread
+
+    def _counted(self, first: float) -> float:
+        """Of these, what credit is needed for. Else a draft to which a token costs more than SHARE would never be tried again."""
+        return min(first, SHARE / 4 * self.unread) if self.read else first
 
     def earn(self, steps: float) -> None:
         """Plain steps that drafts have saved or lost."""

@@ -193,7 +193,7 @@ def test_a_draft_that_never_pays_is_told_once(target, draft, monkeypatch):
     fix_costs(monkeypatch, Costs(1.0, 0.5))
     model = hs.attach(tiny.llama(), draft)
     long = tiny.prompts(2) | {"max_new_tokens": 80, "do_sample": False, "pad_token_id": 0}
-    told = "a round with 1 draft token takes 2.5 plain steps, the first of a call 4 more, and brings about 1.7 tokens"
+    told = "a round with 1 draft token takes 2.5 plain steps, the first one 4.0 more, and brings about 1.7 tokens"
     with pytest.warns(UserWarning, match=f"nothing was drafted, .*: {told}. A smaller draft"), hs.record() as stats:
         model.generate(**long)
     assert stats.num_draft_tokens == 0 and stats.reason == told and stats.to_dict()["reason"] == told
