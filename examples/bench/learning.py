@@ -1,6 +1,6 @@
 """A draft that learns in use beside the same one that does not, for a target that has moved away from both.
 
-python examples/bench/learning.py [--suite gsm8k=FILE] [--minutes 20] [--share 0.03] [--batch-size 8] [--temperature 0.7]
+python examples/bench/learning.py [--suite gsm8k=FILE] [--minutes 20] [--share 0.05] [--batch-size 8] [--temperature 0.7]
 
 The embedded target learns the questions of a suite for 60 steps, as a policy in training moves; its head was trained before.
 Both models then continue beginnings of these questions in turn, one in five times the static draft. Prints, for every 90
@@ -41,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", default="gsm8k", help="NAME or NAME=FILE, as in `bench`")
     parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--share", type=float, default=0.03, help="of the time for learning")
+    parser.add_argument("--share", type=float, default=0.05, help="of the time for learning")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--temperature", type=float, default=0.7)
     given = parser.parse_args()

@@ -52,8 +52,8 @@ CLEARLY, AT_ONCE = 2.0, 3.0
 TIMES_WHEN_IDLE = 4
 #: of a draft that was trained before
 LEARNING_RATE = 5e-4
-#: the share of the time, and the seconds that may be saved up, so that no pause gets long
-SHARE, MOST_SAVED = 0.03, 1.0
+#: the share of the time, the part of it until learning has helped, and the seconds that may be saved up, so that no pause gets long
+SHARE, AT_FIRST, MOST_SAVED = 0.05, 0.6, 1.0
 
 #: steps of learners in other threads wait for the next round
 _learning = threading.Lock()
@@ -68,7 +68,7 @@ class Learner:
     Args:
         folder: where the draft is saved whenever it got better, as `draft_model=` takes it. A draft that is there already is
             used in place of the one given to `attach`.
-        share: of the time, the most that learning takes.
+        share: of the time, the most that learning takes, and 0.6 of it until the draft got better once.
         learning_rate: of AdamW.
         weigh: gives the weight of a text by its prompt and answer, as lists of ids: how often it is learned from, 0 or more.
             In reinforcement learning, a reward (ReSpec, arXiv 2510.26475). Default: all alike.
@@ -214,7 +214,8 @@ class Learner:
 
     def spend(self, seconds: float) -> None:
         """Decoding took so long: learn for a share of it."""
-        self.balance = min(self.balance + self.share * seconds, MOST_SAVED)
+        share = self.share if self.num_taken_over else AT_FIRST * self.share
+        self.balance = min(self.balance + share * seconds, MOST_SAVED)
         if self.balance > 0:
             self.balance -= self._work()
 
