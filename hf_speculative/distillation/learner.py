@@ -52,7 +52,7 @@ CLEARLY, AT_ONCE = 2.0, 3.0
 TIMES_WHEN_IDLE = 4
 #: of a draft that was trained before
 LEARNING_RATE = 5e-4
-#: the share of the time, the part of it until learning has helped, and the seconds that may be saved up, so that no pause gets long
+#: the share of the time, its part until learning has helped, and the seconds that may be saved up, so that no pause gets long
 SHARE, AT_FIRST, MOST_SAVED = 0.05, 0.6, 1.0
 
 #: steps of learners in other threads wait for the next round

@@ -205,7 +205,7 @@ class Adaptive(Schedule):
         return costs.draft * costs.verify * self.unread
 
     def _counted(self, first: float) -> float:
-        """Of these, what credit is needed for. Else a draft to which a token costs more than SHARE would never be tried again."""
+        """Of these, what needs credit: where reading a token takes more than SHARE, no draft would be tried again."""
         return min(first, SHARE / 4 * self.unread) if self.read else first
 
     def earn(self, steps: float) -> None:
