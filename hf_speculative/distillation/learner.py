@@ -42,8 +42,8 @@ from .teacher import Collator, Example, Student, Teacher, TeacherOutputs
 TEXTS, MAX_LENGTH = 2, 512
 #: the newest texts, to learn from and to judge by; one in ONE_IN is for the latter
 TO_LEARN_FROM, TO_JUDGE_BY, ONE_IN = 256, 16, 5
-#: the fewest texts to learn from and to judge by; steps before the first judgement, and the most between two others
-ENOUGH, FIRST_STEPS, STEPS = 8, 16, 32
+#: the fewest texts to learn from and to judge by; the fewest and most steps between two judgements, else half of all so far
+ENOUGH, FEWEST_STEPS, MOST_STEPS = 8, 16, 128
 #: texts that are recorded at a time, or wait to be learned from once; and how many texts later one is replaced
 MOST_RECORDED, FRESH = 2 * TEXTS, 32
 #: standard errors by which one of two drafts has to be better, by all texts and by the first ENOUGH or more
@@ -318,7 +318,7 @@ class Learner:
 
     def _set_next_judgement(self) -> None:
         self.gains = list[float]()
-        self.next_judgement = self.num_steps + min(STEPS, max(FIRST_STEPS, self.num_steps))
+        self.next_judgement = self.num_steps + min(MOST_STEPS, max(FEWEST_STEPS, self.num_steps // 2))
 
     def _pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Each weight of the draft beside that of the copy."""
