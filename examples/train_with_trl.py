@@ -37,7 +37,7 @@ def short_lines(completions: list[str], **kwargs) -> list[float]:
 
 
 class Watch(TrainerCallback):
-    """What each step's rollouts took: tokens a pass, and passes."""
+    """What each step's rollouts took: tokens a round, and passes."""
 
     def __init__(self):
         self.rows: list[tuple[int, float, int]] = []
@@ -61,16 +61,17 @@ def train(
     num_tokens: int = 24,
     **settings,
 ):
-    """A run of GRPO; returns the model, and of each step tokens a pass and passes."""
+    """A run of GRPO; returns the model, of each step its number, tokens a round and passes, and what learned, if anything."""
     torch.manual_seed(0)
-    model, _, tokenizer = hs.embedded_pair()
-    _, head, _ = hs.embedded_pair(head=True)
+    model, head, tokenizer = hs.embedded_pair(head=True)
     tokenizer.padding_side = "left"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, head, learner = model.to(device), head.to(device), hs.Learner(share=SHARE) if learn else None
     if not plain:
         store = hs.SuffixStore(tokenizer) if memory else None
         config = hs.SpeculativeConfig(num_draft_tokens=4, reproducible=True, corpus=store)
         draft = [head, "suffix"] if memory else head
-        hs.attach(model, draft, config=config, learn=hs.Learner(share=SHARE) if learn else None)
+        hs.attach(model, draft, config=config, learn=learner)
     arguments = GRPOConfig(
         output_dir=output,
         max_steps=steps,
@@ -79,17 +80,17 @@ def train(
         max_completion_length=num_tokens,
         save_strategy="no",
         report_to=[],
-        use_cpu=not torch.cuda.is_available(),
+        use_cpu=device == "cpu",
         bf16=False,
         disable_tqdm=True,
-        dataloader_pin_memory=torch.cuda.is_available(),
+        dataloader_pin_memory=device == "cuda",
         **{"learning_rate": 3e-4} | settings,
     )
     data = datasets.Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS])
     watch = Watch()
     trainer = GRPOTrainer(model, short_lines, arguments, train_dataset=data, processing_class=tokenizer, callbacks=[watch])
     trainer.train()
-    return model, watch.rows
+    return model, watch.rows, learner
 
 
 def main(
@@ -100,8 +101,8 @@ def main(
     output: Annotated[str, typer.Option(help="Folder of the trainer.")] = "grpo",
 ):
     """Train with GRPO; print what the rollouts of each step took."""
-    model, rows = train(steps, plain, learn, memory, output)
-    table = Table("step", "tokens a pass", "target passes")
+    model, rows, _ = train(steps, plain, learn, memory, output)
+    table = Table("step", "tokens a round", "target passes")
     for step, kept, passes in rows:
         table.add_row(str(step), f"{kept:.2f}", str(passes))
     Console().print(table)

@@ -32,6 +32,7 @@ from ..models import Inputs, device_of, is_sharded, is_tested_multimodal, max_po
 from ..models.loading import load_model
 from ..reports import files
 from .followed import Followed
+from .held_out import HeldOut
 from .kinds import check_fits, student_of
 from .objective import LOSSES, Objective, acceptance, agreement
 from .recorded import Recorded, lesson_of
@@ -40,8 +41,8 @@ from .teacher import Collator, Example, Student, Teacher, TeacherOutputs
 
 #: texts of a step, few so that its pause is short, and the most tokens of each
 TEXTS, MAX_LENGTH = 2, 512
-#: the newest texts, to learn from and to judge by; one in ONE_IN is for the latter
-TO_LEARN_FROM, TO_JUDGE_BY, ONE_IN = 256, 16, 5
+#: the newest texts, to learn from and to judge by
+TO_LEARN_FROM, TO_JUDGE_BY = 256, 16
 #: the fewest texts to learn from and to judge by; the fewest and most steps between two judgements, else half of all so far
 ENOUGH, FEWEST_STEPS, MOST_STEPS = 8, 16, 128
 #: texts that are recorded at a time, or wait to be learned from once; and how many texts later one is replaced
@@ -161,6 +162,7 @@ class Learner:
         self.texts: deque[tuple[Example, float]] = deque(maxlen=TO_LEARN_FROM)
         self.held_out: deque[Example] = deque(maxlen=TO_JUDGE_BY)
         self.recorded: deque[tuple[int, Recorded]] = deque(maxlen=MOST_RECORDED)
+        self.is_held_out = HeldOut()
         self.use = SamplingParams()
         self.balance = self.left_for_idle_time = 0.0
         self.random = random.Random(0)
@@ -184,7 +186,7 @@ class Learner:
         """Tell whether to record a text that begins with `prompt`, beside others in the same call."""
         num_recorded += sum(self.num_texts - number < FRESH for number, _ in list(self.recorded))
         has_room = num_recorded < MOST_RECORDED and not self.is_frozen
-        return has_room and 0 < len(prompt) < self.max_length and not is_held_out(prompt)
+        return has_room and 0 < len(prompt) < self.max_length and not self.is_held_out(prompt)
 
     def take(self, prompt: Sequence[int], answer: Sequence[int], recorded: Recorded | None = None) -> None:
         """A text is finished: its tokens, of which those of the answer are learned from, and what is known of it."""
@@ -193,7 +195,7 @@ class Learner:
         answer = answer[: self.max_length - 1]
         example = Example(tuple(prompt[-(self.max_length - len(answer)) :]), tuple(answer))
         self.num_texts += 1
-        if is_held_out(prompt):
+        if self.is_held_out(prompt):
             self.held_out.append(example)
         else:
             self.texts.append((example, weight))
@@ -341,11 +343,6 @@ class Learner:
         batch: dict[str, Tensor] = Collator()(examples)
         device = device_of(self.teacher.target)
         return self.teacher(**{name: tensor.to(device) for name, tensor in batch.items()})
-
-
-def is_held_out(prompt: Sequence[int]) -> bool:
-    """Tell whether a text is judged by, not learned from: by its prompt, so that no prompt is both."""
-    return hash(tuple(prompt)) % ONE_IN == 0
 
 
 @contextmanager

@@ -39,6 +39,7 @@ class EarlyExitSource(DraftSource):
     argument, method, runs_target = "assistant_early_exit", "early_exit", True
     needs_ragged = True
     writes_target = takes_guesses = True
+    window = 0  # what it has not read, the target has
 
     @classmethod
     def worth_trying(cls, model: PreTrainedModel) -> tuple[int, ...]:

@@ -79,6 +79,7 @@ class Gemma4AssistantSource(HeadSource):
     method = "gemma4_assistant"
     config_fields = ("backbone_hidden_size", "use_ordered_embeddings")
     needs_ragged = True
+    window = 0  # it attends to the target's cache
 
     def unsupported_reason(self, config) -> str | None:
         own = self.draft_model.config

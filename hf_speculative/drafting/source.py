@@ -70,7 +70,7 @@ class DraftSource:
         ends_early: a confidence threshold may end its drafts.
         most_tokens: of the drafts among which the schedule "adaptive" chooses.
         takes_guesses: guesses from text join its drafts where nothing says how to draft.
-        window: tokens of a text that its draft model reads at most, where texts are long; `None`: all.
+        window: tokens of a text that its draft model reads at most, where texts are long; `None`: all, 0: it reads none.
         tried: values of `argument` that `check` tries without being asked: none for most sources.
     """
 

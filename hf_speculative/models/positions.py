@@ -27,7 +27,7 @@ class Columns:
 
     def __init__(self, model: PreTrainedModel):
         counting = {} if position_keyword(model) is not None else _counting(model)
-        self.are_read, has_tables = bool(counting), _absolute in counting.values()
+        self.are_read, has_tables = bool(counting), TABLE in counting.values()
         self.most_positions = (max_positions_of(model) or 0) if has_tables else None
 
     def begin(self, positions: Tensor, depths: Tensor, depths_of_keys: Tensor, num_positions: int | None = None) -> None:
@@ -67,30 +67,32 @@ def with_given_positions(model: PreTrainedModel, columns: Columns) -> PreTrained
     """A shallow copy of `model` whose modules read `columns` where they would count; the model itself if none does."""
     if position_keyword(model) is not None or not (counting := _counting(model)):
         return model
-    return exchanged(model, {path: make(model.get_submodule(path), columns) for path, make in counting.items()})
+    return exchanged(model, {path: _twin(model.get_submodule(path), name, columns) for path, name in counting.items()})
 
 
-def _counting(model: PreTrainedModel) -> dict[str, Callable[[nn.Module, Columns], nn.Module]]:
-    """What makes a twin of each module that counts, by its path; none if a copy of the model would not run them."""
-    found = {path: make for path, module in model.named_modules() if (make := _twin_of(module)) is not None}
+def _twin(module: nn.Module, name: str, columns: Columns) -> nn.Module:
+    """A copy of the module whose method `name` reads `columns`."""
+    twin = shallow(module)
+    setattr(twin, name, functools.partial(COUNTING[name], module, columns))  # unlike a closure, a copy of it has copies of both
+    return twin
+
+
+def _counting(model: PreTrainedModel) -> dict[str, str]:
+    """The method by which each module counts, by its path; none if a copy of the model would not run them."""
+    found = {path: name for path, module in model.named_modules() if (name := _counter(module)) is not None}
     if model.config.is_encoder_decoder:
         of_encoder = set(map(id, model.get_encoder().modules()))
-        found = {path: make for path, make in found.items() if id(model.get_submodule(path)) not in of_encoder}
+        found = {path: name for path, name in found.items() if id(model.get_submodule(path)) not in of_encoder}
     steps = [path.split(".") for path in found]
     on_the_way = {".".join(way[:depth]) for way in steps for depth in range(len(way) + 1)}
     modules = [model.get_submodule(path) for path in on_the_way]
     return {} if any(map(has_own_forward, modules)) or any(map(is_compiled, modules)) else found
 
 
-def _twin_of(module: nn.Module) -> Callable[[nn.Module, Columns], nn.Module] | None:
+def _counter(module: nn.Module) -> str | None:
     kind = type(module)
-    if hasattr(kind, "compute_bias"):
-        return _relative
-    if hasattr(kind, "build_alibi_tensor"):
-        return _alibi
-    if hasattr(kind, "build_mpt_alibi_tensor"):
-        return _alibi_from_the_end
-    return _absolute if not module._modules and "past_key_values_length" in _parameters(kind.forward) else None
+    is_table = not module._modules and "past_key_values_length" in _parameters(kind.forward)
+    return next((name for name in COUNTING if name != TABLE and hasattr(kind, name)), TABLE if is_table else None)
 
 
 @functools.cache
@@ -98,14 +100,8 @@ def _parameters(forward: Callable) -> frozenset[str]:
     return frozenset(inspect.signature(forward).parameters)
 
 
-def _absolute(module: nn.Module, columns: Columns) -> nn.Module:
-    """A table of embeddings by position, whose first argument is ids, or their shape."""
-    twin = shallow(module)
-    twin.forward = functools.partial(_in_table, module, columns)  # unlike a closure, a copy of it has copies of both
-    return twin
-
-
 def _in_table(module: nn.Module, columns: Columns, *args, **kwargs) -> Tensor:
+    """Embeddings by position, from a table whose first argument is ids, or their shape."""
     given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
     names, padding = [name for name in given if name.startswith("input")], getattr(module, "padding_idx", None)
     ids, is_shape = next(given[name] for name in names if given[name] is not None), names[0].endswith("shape")
@@ -123,14 +119,8 @@ def _in_table(module: nn.Module, columns: Columns, *args, **kwargs) -> Tensor:
     return torch.where((ids == padding)[..., None], at_first(1, padding), found)
 
 
-def _relative(module: nn.Module, columns: Columns) -> nn.Module:
-    """Biases by the distance of key and query."""
-    twin = shallow(module)
-    twin.compute_bias = functools.partial(_biases, module, columns)
-    return twin
-
-
 def _biases(module: nn.Module, columns: Columns, *args, **kwargs) -> Tensor:
+    """Biases by the distance of key and query."""
     given, last = inspect.signature(module.compute_bias).bind(*args, **kwargs).arguments, columns.depths_of_keys.shape[1] - 1
     # Those of one query at the end, `(1, heads, 1, keys)`.
     by_distance = module.compute_bias(**given | {"query_length": 1, "past_seen_tokens": last})[0, :, 0].flip(-1)
@@ -138,25 +128,23 @@ def _biases(module: nn.Module, columns: Columns, *args, **kwargs) -> Tensor:
     return by_distance[:, distances.clamp(min=0)].transpose(0, 1)
 
 
-def _alibi(module: nn.Module, columns: Columns) -> nn.Module:
-    """Biases by a key's position alone: a distance less what the softmax does not see."""
-    twin = shallow(module)
-    twin.build_alibi_tensor = functools.partial(_of_keys, module, columns)
-    return twin
-
-
 def _of_keys(module: nn.Module, columns: Columns, mask: Tensor, *args, **kwargs) -> Tensor:
+    """Biases by a key's position alone: a distance less what the softmax does not see."""
     num_rows, depths = columns.depths.shape[0], columns.depths_of_keys
     biases = module.build_alibi_tensor(torch.ones_like(depths[:1]), *args, **kwargs)[:, 0]
     return biases[:, depths].transpose(0, 1).expand(num_rows, -1, -1).reshape(-1, 1, depths.shape[1])
 
 
-def _alibi_from_the_end(module: nn.Module, columns: Columns) -> nn.Module:
-    """The same by the distance from the last key: of the keys of a pass, not of as many as the longest text has."""
-    twin = shallow(module)
-    twin.build_mpt_alibi_tensor = functools.partial(_of_distances, module, columns)
-    return twin
-
-
 def _of_distances(module: nn.Module, columns: Columns, num_heads: int, length: int, *args, **kwargs) -> Tensor:
+    """The same by the distance from the last key: of the keys of a pass, not of as many as the longest text has."""
     return module.build_mpt_alibi_tensor(num_heads, columns.depths_of_keys.shape[1], *args, **kwargs)
+
+
+#: methods by which modules count, and what takes their places; a table's is its forward
+TABLE = "forward"
+COUNTING: dict[str, Callable[..., Tensor]] = {
+    "compute_bias": _biases,
+    "build_alibi_tensor": _of_keys,
+    "build_mpt_alibi_tensor": _of_distances,
+    TABLE: _in_table,
+}

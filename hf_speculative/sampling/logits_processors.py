@@ -227,7 +227,7 @@ class OneByOne:
 
     def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
         processed, tokens = scores.clone(), prefixes.last(prefixes.longest)
-        for lane, (row, [width]) in enumerate(zip(prefixes.batch.rows, prefixes.host_widths(), strict=True)):
+        for lane, (row, [width]) in enumerate(zip(prefixes.batch.rows, prefixes.widths.tolist(), strict=True)):
             if prefixes.reached[lane]:
                 ids = tokens[lane, :, prefixes.longest - width :]
                 processed[lane, 0] = self.process(row, ids, scores[lane])

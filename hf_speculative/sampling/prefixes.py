@@ -56,14 +56,6 @@ class Prefixes:
         places = torch.arange(self.first, self.first + self.num_positions, device=self.batch.lengths.device)
         return self.batch.lengths[:, None] + (places if self.tree is None else self.tree.depths[:, places])
 
-    def host_widths(self) -> list[list[int]]:
-        """The same as lists; asks the device for the depths of a tree."""
-        places = range(self.first, self.first + self.num_positions)
-        if self.tree is None:
-            return [[length + place for place in places] for length in self.batch.host_lengths]
-        rows = zip(self.batch.host_lengths, self.tree.host_depths, strict=True)
-        return [[length + depths[place] for place in places] for length, depths in rows]
-
     @property
     def shortest(self) -> int:
         """No prefix has fewer columns, as far as the host knows without asking."""

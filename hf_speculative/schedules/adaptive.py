@@ -22,6 +22,8 @@ from .evidence import PRIOR_RATE, Evidence, expected_tokens
 #: what drafts may lose against plain decoding: a share of the call's plain steps, and at most MOST_CREDIT steps they saved; or
 #: that share of all plain rounds since the last draft
 SHARE, MOST_CREDIT = 0.02, 8.0
+#: what counts of reading a token that was decoded without a draft: else a draft that reads slowly would not be tried again
+MOST_COUNTED = SHARE / 4
 #: until a tree was tried: the share of a chain's rejected tokens that a tree is assumed to have
 RESCUED = 0.5
 #: rounds of one kind (chain, tree) after which the other kind is tried again
@@ -37,7 +39,7 @@ class Adaptive(Schedule):
         max_tokens: the longest chain.
         max_nodes, max_levels: the largest tree, of a drafter that grows one level by level.
         costs: of rounds. Default: learned from those of earlier calls. With given costs, lengths do not depend on the clock.
-        window: tokens of a prompt that the draft reads at most; `None`: all.
+        window: tokens of a text that the draft reads at most; `None`: all.
 
     Raises:
         ValueError: one of the first three is below 1.
@@ -62,19 +64,21 @@ class Adaptive(Schedule):
         self.rounds_since_chain = self.rounds_since_tree = 0
         self.credit = self.saved = MOST_CREDIT
         self.unspent = 0.0
-        self.levels, self.has_drafted, self.left = 0, False, list[int]()
-        self.read, self.unread = dict[int, int](), 0.0
+        self.levels, self.left, self.lengths = 0, list[int](), dict[int, int]()
+        self.unread_prompt = self.unread = 0.0
+        self.drafts = self.is_read = False
         self.resting, self.needed, self.to_try, self.is_try = list[int](), 0.0, 0.0, False
 
     def begin(self, batch: Batch, costs: Callable[[int], Costs]) -> None:
         self.nodes.begin(batch, costs)
         self.costs = self.nodes.costs
         self.credit = min(self.saved, SHARE * (batch.max_length - batch.prompt_width))
+        self.unread_prompt = min(batch.prompt_width, self.most_read)
 
     @property
     def learned(self) -> tuple[Evidence, Evidence, float, float]:  # type: ignore[override]
         """Of chains and trees, plain steps that calls have saved, less what they lost, and `unspent`."""
-        return self.chains.faded(), self.trees.faded(), min(self.saved, MOST_CREDIT), self.unspent
+        return self.chains.faded(), self.trees.faded(), max(-MOST_CREDIT, min(self.saved, MOST_CREDIT)), self.unspent
 
     @learned.setter
     def learned(self, learned: object) -> None:
@@ -82,7 +86,7 @@ class Adaptive(Schedule):
         self.chains, self.trees, self.credit = chains.faded(), trees.faded(), min(self.credit, self.saved)
 
     def plan(self, batch: Batch) -> list[int]:
-        rooms, self.levels, self.speed = self.rooms(batch), 0, 1.0
+        rooms, self.levels, self.speed, self.drafts = self.rooms(batch), 0, 1.0, False
         self._count_unread(batch)
         longest = min(self.max_tokens, max(batch.rooms)) if any(rooms) else 0
         if not longest or (batch.rows == self.resting and self.credit < self.needed and self.unspent < self.to_try):
@@ -97,10 +101,10 @@ class Adaptive(Schedule):
             if of_tree > speed:
                 speed, self.levels = of_tree, levels
         most, nodes = (self.levels, max(self.levels, round(self.typical))) if self.levels else (length, length)
-        if not self._is_worth(speed, most, costs.steps(most, nodes, self.levels), self._first(costs), batch):
+        if not self._is_worth(speed, most, costs.steps(most, nodes, self.levels), costs, batch):
             self.levels = 0
             return [0] * len(rooms)
-        self.speed = speed
+        self.speed, self.drafts = speed, True
         return [min(self.max_nodes if self.levels else length, room) for room in rooms]
 
     @staticmethod
@@ -119,21 +123,20 @@ class Adaptive(Schedule):
 
         return max((speed(n), n) for n in range(1, len(gains[0])))
 
-    def _is_worth(self, speed: float, most: int, steps: float, first: float, batch: Batch) -> bool:
+    def _is_worth(self, speed: float, most: int, steps: float, costs: Costs, batch: Batch) -> bool:
         """Whether drafts of which `most` tokens can be kept pay in what is left of the call, or there is credit for one.
 
         Args:
             speed: of rounds, over plain decoding; each takes `steps` plain steps.
-            first: plain steps that the next round takes in addition, for what the draft has not read.
         """
-        left = max(batch.max_length - done for done in batch.host_lengths)
+        left, first = max(batch.max_length - done for done in batch.host_lengths), self._first(costs)
         if left * (1 - MARGIN / speed) > first:  # even ones lose: what is known of costs and acceptance is uncertain
             return True
-        if self._may_lose(max(0.0, steps * (1 - speed)) + self._counted(first), may_pay=1 + most > steps):
+        if self._may_lose(max(0.0, steps * (1 - speed)) + self._first(costs, MOST_COUNTED), may_pay=1 + most > steps):
             return True
-        self.resting = [*batch.rows]  # until there is credit: nothing else that is known changes
+        self.resting = [*batch.rows]  # until there is credit for what is needed by now, or more
         tokens = "1 draft token" if most == 1 else f"{most} draft tokens"
-        begins = f", the first one {first:.1f} more," if first else ""
+        begins = f", the first one {first:.1f} more," if first >= 0.05 else ""
         self.reason = f"a round with {tokens} takes {steps:.1f} plain steps{begins} and brings about {speed * steps:.1f} tokens"
         return False
 
@@ -169,7 +172,8 @@ class Adaptive(Schedule):
         return self.levels or super().num_passes(round)
 
     def update(self, round: Round) -> None:
-        self.earn(SHARE)
+        self.earn(SHARE, SHARE)
+        self.drafts, self.is_read = False, self.drafts
         nodes = max(round.num_drafted)
         drafts = list(zip(round.rows, round.acceptance_prob, round.num_drafted, strict=True))
         if self.levels:
@@ -187,31 +191,34 @@ class Adaptive(Schedule):
         saved = sum(gains) / len(gains)
         if self.left:  # until the last row is done
             saved = max(self.left) - max(left - gain for left, gain in zip(self.left, gains, strict=True))
-        first = self._first(costs)
-        self.earn(saved - costs.steps(self.num_passes(round), nodes, self.levels) - first)
-        self.credit += first - self._counted(first)
-        self.has_drafted, self.resting = True, []
+        saved -= costs.steps(self.num_passes(round), nodes, self.levels)
+        self.earn(saved - self._first(costs), saved - self._first(costs, MOST_COUNTED))
+        self.resting = []
+
+    @property
+    def most_read(self) -> float:
+        """Tokens of a text that the draft reads."""
+        return inf if self.window is None else self.window
 
     def _count_unread(self, batch: Batch) -> None:
-        """A draft first reads the prompts, and later what was decoded without one: `unread` tokens, the mean of all rows."""
+        """Count tokens that the draft will read first, in the mean of all rows. Newcomers are read when they are admitted."""
         lengths = dict(zip(batch.rows, batch.host_lengths, strict=True))
-        if self.has_drafted:
-            self.read, self.has_drafted = lengths, False
-        most = self.window or batch.max_length
-        self.unread = sum(min(most, num - self.read.get(row, 0)) for row, num in lengths.items()) / len(lengths)
+        if self.is_read:
+            self.unread_prompt = self.unread = 0.0
+        else:
+            grown = [length - self.lengths.get(row, length) for row, length in lengths.items()]
+            self.unread = min(self.most_read - self.unread_prompt, self.unread + sum(grown) / len(grown))
+        self.lengths, self.is_read = lengths, False
 
-    def _first(self, costs: Costs) -> float:
-        """Plain steps in which the next draft reads them."""
-        return costs.draft * costs.verify * self.unread
+    def _first(self, costs: Costs, most: float = inf) -> float:
+        """Plain steps in which the next draft reads the prompts, and what was decoded since: at most `most` for each token."""
+        token = costs.draft * costs.verify
+        return token * self.unread_prompt + min(token, most) * self.unread
 
-    def _counted(self, first: float) -> float:
-        """Of these, what needs credit: where reading a token takes more than SHARE, no draft would be tried again."""
-        return min(first, SHARE / 4 * self.unread) if self.read else first
-
-    def earn(self, steps: float) -> None:
-        """Plain steps that drafts have saved or lost."""
+    def earn(self, steps: float, of_credit: float) -> None:
+        """Plain steps that drafts have saved or lost, and those that count for credit."""
         self.saved += steps
-        self.credit = min(self.credit + steps, MOST_CREDIT)
+        self.credit = min(self.credit + of_credit, MOST_CREDIT)
 
 
 def _rescued(rate: float) -> float:

@@ -67,11 +67,6 @@ class Tree:
         return functional.pad(self.ancestors.sum(2), (1, 0))
 
     @cached_property
-    def host_depths(self) -> list[list[int]]:
-        """`depths` as lists: asks the device, for processors that want prefixes one at a time."""
-        return self.depths.tolist()
-
-    @cached_property
     def host_parents(self) -> list[list[int]]:
         """`parents` as lists."""
         return self.parents.tolist()

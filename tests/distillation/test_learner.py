@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 import hf_speculative as hs
-from hf_speculative.distillation import learner as module
+from hf_speculative.distillation import held_out, learner as module
 from hf_speculative.distillation.sampling_params import SamplingParams
 from hf_speculative.serving.engine import Engine
 from tests.support import lessons, tiny
@@ -272,9 +272,18 @@ def test_models_without_a_limit_of_positions(target, monkeypatch):
 def test_nothing_is_judged_by_what_is_learned(target):
     learner = attached(target, num_texts=0)
     for number in range(60):
-        learner.take([number % 6, 3], [number, 5, 6])
+        learner.take([number % 2, 3], [number, 5, 6])  # two prompts are enough
+    for number in range(60):
+        learner.take([number % 6, 4], [number, 5, 6])
     learned, judged = ({text.prompt_ids for text in texts} for texts in ((text for text, _ in learner.texts), learner.held_out))
     assert learned and judged and not learned & judged
+
+
+def test_the_last_prompts_are_remembered(monkeypatch):
+    monkeypatch.setattr(held_out, "MOST_PROMPTS", 4)
+    is_held_out = held_out.HeldOut()
+    assert [is_held_out([number]) for number in range(20)] == [number % 5 == 1 for number in range(20)]
+    assert len(is_held_out.known) == 4 and is_held_out([16]) and not is_held_out([19])
 
 
 def test_a_draft_in_training_mode_is_judged_without_dropout():

@@ -28,12 +28,14 @@ def test_a_run_with_a_draft_ends_with_the_weights_of_one_without(tmp_path):
     train = runpy.run_path(str(EXAMPLE))["train"]
     ways = {"draft": {}, "plain": {"plain": True}, "learning": {"learn": True, "memory": True}}
     runs = {name: train(3, **given, output=str(tmp_path), num_tokens=12) for name, given in ways.items()}
-    weights = {name: [weight.detach() for weight in model.parameters()] for name, (model, _) in runs.items()}
+    weights = {name: [weight.detach() for weight in model.parameters()] for name, (model, *_) in runs.items()}
     for name in ("draft", "learning"):
         assert all(torch.equal(ours, plain) for ours, plain in zip(weights[name], weights["plain"], strict=True)), name
         steps = runs[name][1]
         assert len(steps) == 3 and all(passes < 12 and kept > 1.1 for _, kept, passes in steps)
     assert runs["plain"][1] == []
+    learner = runs["learning"][2]
+    assert learner.num_steps > 0 and learner.texts and learner.held_out
 
 
 def _trained(kind: str, folder, attached: bool, **settings):

@@ -184,6 +184,24 @@ def test_one_length_for_all_rows_within_what_each_can_use():
     assert plan([5, 6], max_length=7, refills=True) == [1, 0] and plan([6, 6], max_length=7) == [0, 0]
 
 
+@pytest.mark.parametrize(("window", "most"), [(None, math.inf), (8, 8), (0, 0)])
+def test_what_a_draft_has_not_read(window, most):
+    """The prompts, and what was decoded without it, by guesses as well; not newcomers, which are read when they come."""
+    schedule, found = Adaptive(4, window=window), []
+    schedule.begin(batch_at([0, 0], prompt=30), lambda num_rows: Costs(0.5, 0.2))
+    for done, drafts in (([0, 0], False), ([1, 1], False), ([2, 6], True), ([4, 8], False), ([20, 30], False)):
+        schedule.plan(batch_at(done, prompt=30))
+        found.append((schedule.unread_prompt, schedule.unread))
+        if schedule.drafts and not drafts:
+            continue  # a round of guesses, of which only lengths tell
+        schedule.drafts = drafts
+        schedule.update(finished([0, 1], [[0.5], [0.5]] if drafts else [[], []]))
+    prompt = min(30, most)
+    assert found == [(prompt, min(n, most - prompt)) for n in (0, 1, 4)] + [(0, 0), (0, min(19, most))]
+    schedule.plan(batch_at([24, 0], rows=[0, 2], prompt=30))
+    assert schedule.unread == min(21, most)
+
+
 def test_chance_in_one_of_many_rows_does_not_end_the_drafts_of_all():
     """One of five draft tokens kept where two of three are: with eight rows, that is nothing to go by."""
     evidence = Evidence(4)
@@ -318,7 +336,7 @@ def distribution_of(rule, p, q, schedule, length, peek=None):
 def deciding():
     schedule = Adaptive(2, costs=Costs(0.26, 0.24, 0.1))
     schedule.begin(batch_at([0]), None)
-    schedule.has_drafted, schedule.credit = True, -100.0
+    schedule.credit = -100.0
     return schedule
 
 
