@@ -78,7 +78,7 @@ class Adaptive(Schedule):
     @property
     def learned(self) -> tuple[Evidence, Evidence, float, float]:  # type: ignore[override]
         """Of chains and trees, plain steps that calls have saved, less what they lost, and `unspent`."""
-        return self.chains.faded(), self.trees.faded(), max(-MOST_CREDIT, min(self.saved, MOST_CREDIT)), self.unspent
+        return self.chains.faded(), self.trees.faded(), min(self.saved, MOST_CREDIT), self.unspent
 
     @learned.setter
     def learned(self, learned: object) -> None:
