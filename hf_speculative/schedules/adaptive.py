@@ -23,7 +23,7 @@ from .evidence import PRIOR_RATE, Evidence, expected_tokens
 #: that share of all plain rounds since the last draft
 SHARE, MOST_CREDIT = 0.02, 8.0
 #: what counts of reading a token that was decoded without a draft: else a draft that reads slowly would not be tried again
-MOST_COUNTED = SHARE / 4
+MOST_COUNTED = 0.4 * SHARE
 #: until a tree was tried: the share of a chain's rejected tokens that a tree is assumed to have
 RESCUED = 0.5
 #: rounds of one kind (chain, tree) after which the other kind is tried again
