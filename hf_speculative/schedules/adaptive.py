@@ -58,7 +58,8 @@ class Adaptive(Schedule):
         for name, most in (("max_tokens", max_tokens), ("max_nodes", max_nodes), ("max_levels", max_levels)):
             if most < 1:
                 raise ValueError(f"`{name}={most}` drafts nothing: give 1 or more.")
-        self.max_tokens, self.max_nodes, self.max_levels, self.window = max_tokens, max_nodes, max_levels, window
+        self.max_tokens, self.max_nodes, self.max_levels = max_tokens, max_nodes, max_levels
+        self.most_read = inf if window is None else window
         self.chains, self.trees = Evidence(max_tokens), Evidence(max_levels, _rescued(PRIOR_RATE))
         self.nodes, self.typical = BestNodes(max_nodes, costs), min(FIRST_NODES, float(max_nodes))
         self.rounds_since_chain = self.rounds_since_tree = 0
@@ -194,11 +195,6 @@ class Adaptive(Schedule):
         saved -= costs.steps(self.num_passes(round), nodes, self.levels)
         self.earn(saved - self._first(costs), saved - self._first(costs, MOST_COUNTED))
         self.resting = []
-
-    @property
-    def most_read(self) -> float:
-        """Tokens of a text that the draft reads."""
-        return inf if self.window is None else self.window
 
     def _count_unread(self, batch: Batch) -> None:
         """Count tokens that the draft will read first, in the mean of all rows. Newcomers are read when they are admitted."""

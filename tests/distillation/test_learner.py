@@ -130,7 +130,8 @@ def test_no_more_than_its_share_of_the_time(target, monkeypatch):
     learner, clock = attached(target, share=0.05), [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(learner, "_go_on", lambda: clock.__setitem__(0, clock[0] + 2.0))
-    for learner.num_taken_over, most in ((0, 30), (1, 50)):
+    for num_taken_over, most in ((0, 30), (1, 50)):
+        learner.num_taken_over = num_taken_over
         learner.balance = learner.seconds = 0.0
         for _ in range(1000):
             learner.spend(1.0)
