@@ -191,8 +191,8 @@ class AttachedBatch:
 
     As transformers' own does, it reads all settings but `max_new_tokens` from `generation_config`, takes what this leaves
     open as off, and decodes without dropout. Processors of the config that transformers drops there are applied. Of
-    `continuous_batching_config` it reads `max_requests_per_batch`, by default 32, `return_logprobs` and `seed`. All others
-    are about transformers' paged cache, which is not used.
+    `continuous_batching_config` it reads `max_requests_per_batch`, by default 32, `return_logprobs` and `seed`. All others,
+    `persistent_manager` and `warmup` are about transformers' paged cache, which is not used.
 
     Raises:
         ValueError, TypeError: before the first forward; a setting that has no meaning for rows that come and go.
@@ -222,7 +222,8 @@ class AttachedBatch:
     ) -> dict[str, GenerationOutput]:
         model, batching = self.attached.model, continuous_batching_config or ContinuousBatchingConfig()
         if kwargs.get("cache_implementation") == "paged":  # where `generate(draft_model=None)` ends
-            return self._plain(inputs, generation_config, batching, record_timestamps, progress_bar, **kwargs)
+            manager = {"persistent_manager": persistent_manager, "warmup": warmup}
+            return self._plain(inputs, generation_config, batching, record_timestamps, progress_bar, **manager, **kwargs)
         if unknown := sorted(kwargs.keys() - {"max_new_tokens"}):
             raise TypeError(f"`generate_batch` reads `generation_config` alone: put {', '.join(unknown)} there.")
         if not inputs:

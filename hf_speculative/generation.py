@@ -19,7 +19,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from .batches import AttachedBatch, plain_manager
 from .call import checks
-from .call.attached import Attached, attached_to, decode, own_generate, plain_generate_of, plain_model, use_kernel_of
+from .call.attached import Attached, attached_to, decode, own_generate, patches, plain_generate_of, plain_model, use_kernel_of
 from .call.configuration import SpeculativeConfig
 from .call.decoding import SpeculativeDecoding
 from .call.option_table import CALL, DRAFTS, checked as checked_option, documented
@@ -64,7 +64,7 @@ def generate(model: PreTrainedModel, inputs: Tensor | None = None, **kwargs) -> 
     wrapped = getattr(model, "get_base_model", lambda: model)()  # what was attached to it before a LoRA went around it
     if any(isinstance(own_generate(one), Attached) for one in (model, wrapped)):
         return model.generate(*args, **kwargs)
-    return decode(model, plain_generate_of(model), args, kwargs)
+    return decode(model, plain_generate_of(model), args, kwargs, *attached_to(model))
 
 
 def generate_rounds(model, **generate_kwargs) -> Generator[tuple[Round, Statistics], None, Tensor]:
@@ -158,6 +158,8 @@ def attach(
         own_draft = learner.begin(target, drafter)
         draft = own_draft if methods is None else (own_draft, methods)
         config = replace(config, learn=learner)
+    else:
+        config = replace(config, learn=None)
     if draft is not None:
         drafter, _ = DRAFTS.split(draft)
         settings = vars(config) if drafter is None else {}  # what a model needs beside, a call may bring
@@ -190,8 +192,6 @@ def detach(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-#: patches that are in force, the newest last, whose settings count
-_patches: list[patch_transformers] = []
 _patching = threading.Lock()
 
 
@@ -200,20 +200,20 @@ def _patched(original):
 
     @functools.wraps(original)
     def generate(self, *args, **kwargs):
-        patches = _patches[-1:]  # at once, since other threads may undo theirs
-        if kwargs.get("custom_generate") is not None or not patches or plain_model.get() is self:
+        found = patches[-1:]  # at once, since other threads may undo theirs
+        if kwargs.get("custom_generate") is not None or not found or plain_model.get() is self:
             return original(self, *args, **kwargs)
-        return decode(self, original.__get__(self), args, kwargs, patches[0].draft_model, patches[0].config)
+        return decode(self, original.__get__(self), args, kwargs, found[0].draft_model, found[0].config)
 
     return generate
 
 
 def _generate_batch(self, *args, **kwargs):
     """`ContinuousMixin.generate_batch`, or with a draft if the newest patch in force has one."""
-    patches = [patch for patch in _patches[-1:] if patch.draft_model is not None]
-    if not patches:
+    found = [patch for patch in patches[-1:] if patch.draft_model is not None]
+    if not found:
         return ContinuousMixin.generate_batch(self, *args, **kwargs)
-    return AttachedBatch(Attached(self, patches[0].draft_model, patches[0].config))(*args, **kwargs)
+    return AttachedBatch(Attached(self, found[0].draft_model, found[0].config))(*args, **kwargs)
 
 
 class patch_transformers:
@@ -236,21 +236,21 @@ class patch_transformers:
     def __init__(self, draft_model: DraftModel | None = None, config: SpeculativeConfig | None = None):
         self.draft_model, self.config = checked_option("draft_model", draft_model), config or SpeculativeConfig()
         with _patching:
-            if not _patches:
+            if not patches:
                 GenerationMixin.generate = patch_transformers._generate = _patched(GenerationMixin.generate)
                 GenerationMixin.generate_batch = _generate_batch
-            _patches.append(self)
+            patches.append(self)
 
     def undo(self) -> None:
         """Put transformers' own `generate` back, once no other patch is left; patches end in any order, on any thread."""
         with _patching:
-            if self in _patches:
-                _patches.remove(self)
+            if self in patches:
+                patches.remove(self)
                 ours = patch_transformers._generate
                 # Another library's wrapper around ours stays: without a patch in force, ours calls transformers' own.
-                if not _patches and GenerationMixin.generate is ours:
+                if not patches and GenerationMixin.generate is ours:
                     GenerationMixin.generate = ours.__wrapped__
-                if not _patches and vars(GenerationMixin).get("generate_batch") is _generate_batch:
+                if not patches and vars(GenerationMixin).get("generate_batch") is _generate_batch:
                     del GenerationMixin.generate_batch
 
     def __enter__(self) -> patch_transformers:

@@ -21,6 +21,7 @@ from transformers import (
 from transformers.cli.serving.utils import CBGenerateManager, GenerateManager
 
 import hf_speculative as hs
+from hf_speculative.generation import generate_rounds
 from hf_speculative.embedded import FOLDER, HEAD
 from tests.support import tiny
 from tests.support.plain import NO_FLASH, speculates
@@ -44,16 +45,31 @@ def test_calls_of_the_model(attached):
     """Around LoRA as well; pipelines are in test_generation."""
     around = get_peft_model(copy.deepcopy(attached), LoraConfig(target_modules=["q_proj"]))
     for model in (attached, around):
+        assert speculates(lambda model=model: model.generate(IDS, **GREEDY))
         assert speculates(lambda model=model: model.generate(input_ids=IDS, **GREEDY))
         assert speculates(lambda model=model: model.generate_batch(IDS.tolist(), CONFIG))
 
 
-def test_no_draft_is_none_under_a_patch(attached):
-    class Mixed(hs.SpeculativeGenerationMixin, LlamaForCausalLM): ...
+class Mixed(hs.SpeculativeGenerationMixin, LlamaForCausalLM): ...
 
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_ids_by_place_where_generate_takes_any_arguments(attached):
+    """As PEFT's and the mixin's do."""
+    around, mixed = get_peft_model(tiny.llama(), LoraConfig(target_modules=["q_proj"])), Mixed(attached.config).eval()
+    for model in (around, mixed):
+        assert speculates(lambda model=model: hs.generate(model, IDS, draft_model="recycling", **GREEDY))
+        assert not speculates(lambda model=model: hs.generate(model, IDS, **GREEDY))
+    assert speculates(lambda: hs.attach(mixed, "recycling").generate(IDS, **GREEDY))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_no_draft_is_none_under_a_patch(attached):
     plain, mixed = tiny.llama(), Mixed(attached.config).eval()
+    around = get_peft_model(tiny.llama(), LoraConfig(target_modules=["q_proj"]))
     with hs.patch_transformers("recycling"), hs.record() as stats:
-        hs.generate(plain, IDS, draft_model=None, **GREEDY)
+        for model in (plain, around):
+            hs.generate(model, IDS, draft_model=None, **GREEDY)
         for model in (attached, mixed):
             model.generate(IDS, draft_model=None, **GREEDY)
     assert not stats.num_calls
@@ -155,7 +171,11 @@ def test_models_of_a_patch():
     model, own = tiny.llama(), vars(GenerationMixin).get("generate_batch")
     with hs.patch_transformers(tiny.noisy_copy(model)):
         assert speculates(lambda: model.generate_batch(IDS.tolist(), CONFIG))
+        assert speculates(lambda: hs.generate(model, IDS, **GREEDY))
+        assert speculates(lambda: [*hs.generate_batches(model, IDS.tolist(), **GREEDY)])
+        assert speculates(lambda: [*generate_rounds(model, input_ids=IDS, **GREEDY)])
         with hs.patch_transformers():
+            assert not speculates(lambda: hs.generate(model, IDS, **GREEDY))
             assert not speculates(lambda: model.generate_batch(IDS.tolist(), copy.deepcopy(CONFIG), PAGES))
     assert vars(GenerationMixin).get("generate_batch") is own is None
 

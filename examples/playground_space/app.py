@@ -19,6 +19,8 @@ from hf_speculative.tokenizers.loading import tokenizer_of, tokenizer_of_draft
 MODEL, DRAFT_MODEL, METHOD = (os.environ.get(name) for name in ("MODEL", "DRAFT_MODEL", "METHOD"))
 
 if MODEL is None:
+    if DRAFT_MODEL or METHOD:
+        raise SystemExit("DRAFT_MODEL and METHOD need a MODEL: set that as well.")
     target, draft, tokenizer = hs.embedded_pair()
     models = Models(target, tokenizer, draft)
     demo = build(models, "The embedded pair", list(PROMPTS), Settings(repetition_penalty=PENALTY), max_new_tokens=256)

@@ -10,9 +10,10 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 
 from ..models import device_of, linears, modes_of_a_call
+from . import checks
 from .configuration import SpeculativeConfig, execution_of, first_given
 from .decoding import Declined, SpeculativeDecoding
 from .option_table import DRAFTS
@@ -25,10 +26,15 @@ def own_generate(model):
     return vars(model).get("generate")
 
 
+#: patches of transformers in force, the newest last: each has a `draft_model` and a `config`
+patches: list[Any] = []
+
+
 def attached_to(model) -> tuple[Any, SpeculativeConfig | None]:
-    """The draft, as `load_draft` returns it, and the settings that `attach` gave a model; `(None, None)` without."""
+    """The draft and the settings that `attach` gave a model, else those of the newest patch; `(None, None)` without."""
     attached = own_generate(model)
-    return (attached.draft_model, attached.config) if isinstance(attached, Attached) else (None, None)
+    given = [attached] if isinstance(attached, Attached) else patches[-1:]
+    return (given[0].draft_model, given[0].config) if given else (None, None)
 
 
 def use_kernel_of(model, kwargs: Mapping[str, Any]) -> None:
@@ -92,7 +98,10 @@ def decode(model, plain_generate, args: tuple, kwargs: dict[str, Any], attached_
     Args:
         args, kwargs: of the model's own `generate`.
     """
-    positional = inspect.signature(plain_generate).bind_partial(*args).arguments
+    signature = inspect.signature(plain_generate)
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.parameters.values()):
+        signature = inspect.signature(GenerationMixin.generate.__get__(model))  # PEFT's, and others', hand theirs on to it
+    positional = signature.bind_partial(*args).arguments
     if twice := positional.keys() & kwargs.keys():
         raise TypeError(f"generate got multiple values for {', '.join(sorted(twice))}")
     options, kwargs = checked(model, plain_generate, positional | kwargs, attached_draft, attached_config)
@@ -117,7 +126,7 @@ plain_model: ContextVar[Any] = ContextVar("plain_model", default=None)
 
 
 def _plainly(model, plain_generate, kwargs: dict[str, Any]):
-    token = plain_model.set(model)
+    token = plain_model.set(checks.unwrap(model, "model"))
     try:
         return plain_generate(**kwargs)
     finally:

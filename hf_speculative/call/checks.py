@@ -8,6 +8,7 @@ from weakref import WeakSet
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+from ..distributed.tensor_parallel import all_ranks_draft
 from ..drafting.source import DraftSource
 from ..hf_compat import CACHE_ARGUMENTS, is_given_by_user, pad_token
 from ..interfaces import Drafter
@@ -138,6 +139,8 @@ def check_source(source: DraftSource, model: PreTrainedModel) -> None:
     """Refuse a source of drafts that does not fit the target `model`."""
     if source.needs_ragged or source.reads_states:
         check_path(source, model, choose(model))
+    if source.parts and all_ranks_draft(model, source.draft_model, source.reads_target):
+        raise ValueError("`draft_model` lists guesses beside a draft that several ranks run together: give one of the two.")
     source.check(model)
 
 

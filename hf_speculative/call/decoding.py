@@ -56,9 +56,12 @@ class Parts:
         inputs_tensor: Tensor | None,
         logits_processor: LogitsProcessorList,
         stopping: CriteriaStopping,
+        is_plain: bool,
     ):
         own, config, source = options.config, inputs.generation_config, options.source
         processors = Processors(logits_processor, inputs.input_ids.shape[0], stopping.others)
+        if is_plain and processors.memories.lookahead_unsupported_reason is not None:
+            raise processors.memories.lookahead_unsupported_reason
         checks.check_generation(options, model, inputs.input_ids, config, stopping.rows_may_differ)
         check_adapter_names(model, inputs.input_ids.shape[0])
         self.inputs, self.cache = inputs, inputs.cache if is_given_by_user(inputs.cache) else None
@@ -71,7 +74,8 @@ class Parts:
         checks.check_sample_method(options, config, drafter)
         self.drafter = ranks.drafter(drafter)
         assert stopping.max_length is not None  # transformers' generate always sets one
-        self.batch = batch = Batch(inputs.input_ids, inputs.prompt.padding, stopping.max_length, inputs.prompt.history)
+        max_length = max(stopping.max_length, inputs.input_ids.shape[1] + 1)  # the user's own may be shorter than the prompt
+        self.batch = batch = Batch(inputs.input_ids, inputs.prompt.padding, max_length, inputs.prompt.history)
         batch.ends = frozenset(stopping.eos)
         batch.guide_of = processors.guides(batch.history)  # type: ignore[assignment, method-assign]
         self.sampler = make_sampler(own, model, batch, processors, config)
@@ -157,7 +161,7 @@ class SpeculativeDecoding:
         with nullcontext() if only_copies else in_step(options["synced_gpus"], *models, input_ids.device):
             try:
                 stopping = CriteriaStopping(stopping_criteria, len(input_ids), has_scores, only_copies, self.rows_go_on)
-                parts = Parts(options, model, inputs, inputs_tensor, logits_processor, stopping)
+                parts = Parts(options, model, inputs, inputs_tensor, logits_processor, stopping, self.is_plain)
             except (TypeError, ValueError) as error:
                 # Processors that cannot be copied serve a batch as transformers calls them: all rows together.
                 has_generator = generation_config.do_sample and options.config.generator is not None

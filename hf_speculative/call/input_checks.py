@@ -65,6 +65,8 @@ def check_healing(model, kwargs: dict, ids: Tensor | None, tokenizer: PreTrained
         raise ValueError("`token_healing=True` needs the text: pass `tokenizer=` as well.")
     if ids is None or model.config.is_encoder_decoder:
         raise ValueError("`token_healing=True` heals prompts of token ids of a decoder-only model: leave it out.")
+    if tokenizer.pad_token_id is None:
+        raise ValueError("`token_healing=True` needs padding, and `tokenizer` has none: set `tokenizer.pad_token`.")
     if kwargs.get("attention_mask") is None and tokenizer.pad_token_id in ids:
         raise ValueError("`token_healing=True` changes the prompt's padding: pass `attention_mask=` as well.")
 

@@ -146,7 +146,7 @@ def read_options(model, kwargs: dict, attached_draft, attached_config: Speculati
     call.refuse_for(source, config)
     is_free = _is_one_text(target, call.others, config) and all(values[name] is None for name in HOW_TO_DRAFT)
     return Options(
-        source=sources.with_guesses(source.for_model(target), grammar is not None, is_free),
+        source=sources.with_guesses(source.for_model(target), target, grammar is not None, is_free),
         config=config,
         values=values,
         in_call=in_call,
@@ -174,7 +174,8 @@ def _source(
 
     `None` as the keyword if there is no source.
     """
-    own_configs = [config for config in call.configs if config is kwargs.get("generation_config")]
+    is_refused = "draft_model" not in call.given and any(name in kwargs for name in ROWS["draft_model"].names)  # as `None`
+    own_configs = [config for config in call.configs if config is kwargs.get("generation_config") and not is_refused]
     named = {name: value for name in table.SOURCES if (value := call.source(name, own_configs)) is not None}
     if len(named) > 1:
         raise ValueError(f"{' and '.join(f'`{n}`' for n in named)} are two sources of drafts for one call: give one.")
@@ -183,7 +184,7 @@ def _source(
         if argument != "draft_model" or value != attached_draft:  # settings of the attached source are about it alone
             attached = replace(attached, **dict.fromkeys(sources.SETTINGS_OF_ONE))
         return argument, value, attached
-    if any(name in kwargs for name in ROWS["draft_model"].names):  # as `None`
+    if is_refused:
         return None, None, SpeculativeConfig()
     if attached_draft is not None:
         return "draft_model", attached_draft, attached

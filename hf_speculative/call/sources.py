@@ -3,6 +3,9 @@
 from dataclasses import fields
 from typing import Any, cast
 
+from transformers import PreTrainedModel
+
+from ..distributed.tensor_parallel import all_ranks_draft
 from ..drafting import texts
 from ..drafting.dflash import DFlashSource, DSparkSource
 from ..drafting.draft_model import DraftModelSource
@@ -57,10 +60,13 @@ def source_of(argument: str, value, options: dict[str, Any] | None = None) -> Dr
     return own if guesses is None else HybridSource(cast(texts.GuessingSource, guesses), own)
 
 
-def with_guesses(source: DraftSource, has_grammar: bool, is_free: bool) -> DraftSource:
+def with_guesses(source: DraftSource, model: PreTrainedModel, has_grammar: bool, is_free: bool) -> DraftSource:
     """Add drafts that cost no pass to a source: what the call's grammar forces, and copies.
 
+    None to a draft that all ranks of a tensor parallel model run: each would choose between both by its own clock.
+
     Args:
+        model: the target.
         is_free: copies may be added, since nothing says how to draft.
 
     Raises:
@@ -69,6 +75,8 @@ def with_guesses(source: DraftSource, has_grammar: bool, is_free: bool) -> Draft
     if not has_grammar and isinstance(source, texts.GrammarSource):
         raise ValueError("`draft_model='grammar'` drafts what a grammar forces: give `grammar=` as well.")
     if source.parts or isinstance(source, texts.GuessingSource):  # guesses heed the grammar anyway
+        return source
+    if all_ranks_draft(model, source.draft_model, source.reads_target):
         return source
     if is_free and source.takes_guesses:
         return HybridSource(texts.AutoSource(texts.AutoSource.method), source)

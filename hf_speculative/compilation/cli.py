@@ -48,16 +48,17 @@ def compile_command(settings: Options) -> None:
     """
     err = Console(stderr=True, highlight=False)
     with loading(err):
-        from ..models import artifacts, linears
+        from ..models import artifacts, choose, linears
         from ..models.execution import uncompilable_reason
 
         target, draft, *_ = load_pair(settings.model, settings.draft_model, Machine(settings.dtype, "cpu"))
     for role, one, recorded in _passes(target, draft):
         linears.use_kernel(one)
-        is_there, start = artifacts.files_of(one, recorded).are_there, time.perf_counter()
+        start, decides = time.perf_counter(), not (one.config.is_encoder_decoder or artifacts.is_head(one))
         try:
-            if reason := uncompilable_reason(one):
+            if reason := uncompilable_reason(one) or (choose(one).reason if decides else None):
                 raise artifacts.CannotCompile(f"it {reason}")
+            is_there = artifacts.files_of(one, recorded).are_there
             with ends_at_once():
                 files = artifacts.make(one, recorded)
         except artifacts.CannotCompile as error:
@@ -73,8 +74,10 @@ def _passes(target, draft) -> list[tuple]:
     from transformers import PreTrainedModel
 
     from ..call import checks
+    from ..call.option_table import DRAFTS
     from ..call.sources import source_of
 
+    draft, _ = DRAFTS.split(draft)
     if not isinstance(draft, PreTrainedModel):
         return [("target", target, ())]
     source = source_of("draft_model", draft)

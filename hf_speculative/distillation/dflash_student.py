@@ -23,11 +23,8 @@ from .teacher import Prediction, TeacherOutputs
 TARGET_LAYERS_PER_LAYER, MOST_LAYERS = 6, 5
 #: the most hidden states of the target that it reads
 MOST_STATES = 5
-#: kind: its name, the layout of its files, the kinds of layers in which the block is causal
-BLOCKS = {
-    "dflash": ("DFlash block", "speculators", []),
-    "jetspec": ("JetSpec block", "z-lab", ["full_attention", "sliding_attention"]),
-}
+#: kind: its name, and the kinds of layers in which the block is causal
+BLOCKS = {"dflash": ("DFlash block", []), "jetspec": ("JetSpec block", ["full_attention", "sliding_attention"])}
 
 
 class BlocksAtAnchors(nn.Module):
@@ -93,7 +90,7 @@ class DFlashStudent(HeadStudent):
     def __init__(self, head: PreTrainedModel, target: PreTrainedModel, num_anchors: int = 64):
         self.head, self.target, self.num_anchors = head, target, num_anchors
         self.module, self.block = BlocksAtAnchors(head), Block.of(head.config)
-        self.kind, self.layout, _ = BLOCKS["jetspec" if "full_attention" in self.block.causal_layer_types else "dflash"]
+        self.kind, _ = BLOCKS["jetspec" if "full_attention" in self.block.causal_layer_types else "dflash"]
         self.hidden_layers, self.max_draft_tokens = self.block.hidden_layers, self.block.max_draft_tokens
         self.embedding = raw_embedding(target.get_input_embeddings())
         own = head.get_output_embeddings()
@@ -159,9 +156,9 @@ def new_block(
     Raises:
         ValueError: the target is not made of what a head needs.
     """
-    name, layout, causal = BLOCKS[kind]
+    name, causal = BLOCKS[kind]
     fields, depth = layer_fields(target, name), num_layers(target)
-    size = min(draft_vocab_size, fields["vocab_size"]) if layout == "speculators" else fields["vocab_size"]
+    size = min(draft_vocab_size, fields["vocab_size"]) if kind == "dflash" else fields["vocab_size"]
     num_head_layers = num_head_layers or max(1, min(MOST_LAYERS, depth // TARGET_LAYERS_PER_LAYER))
     num_heads = fields["num_attention_heads"]
     defaults = {"head_dim": fields["hidden_size"] // num_heads, "num_key_value_heads": num_heads}

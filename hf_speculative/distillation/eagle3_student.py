@@ -13,6 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ..heads.eagle3 import Eagle3Model
 from ..heads.eagle3_config import Eagle3Config, default_layers, speculators_config
+from ..models.masks import AttentionLayers
 from .head_student import HeadStudent, layer_fields, num_layers, take_output_layer
 from .teacher import Prediction, TeacherOutputs
 
@@ -25,7 +26,7 @@ class TrainingTimeTest(nn.Module):
 
     def __init__(self, head: Eagle3Model, num_steps: int):
         super().__init__()
-        self.head, self.num_steps = head, num_steps
+        self.head, self.num_steps, self.attention = head, num_steps, AttentionLayers(head)
 
     def forward(self, inputs_embeds: Tensor, target_states: Tensor) -> list[Tensor]:
         """
@@ -47,7 +48,7 @@ class TrainingTimeTest(nn.Module):
                 inputs_embeds[:, step:],
                 states[:, : len(now)],
                 position_ids=now[None] + 1 + step,
-                attention_mask=torch.cat(seen, 1)[None, None, : len(now)],
+                attention_mask=self.attention.explicit(torch.cat(seen, 1)[None, None, : len(now)], states.dtype),
                 past_key_values=cache,
             )
             found.append(self.head.logits(states))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..heads import write_head
+from ..heads import layout_for, write_head
 from ..heads.files import members
 from .teacher import Student
 
@@ -19,22 +19,21 @@ SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 class HeadStudent(Student):
-    """A head in training.
-
-    Attributes:
-        layout: in which it is saved.
-    """
+    """A head in training."""
 
     head: Any
     target: PreTrainedModel
-    layout = "speculators"
 
     def draft(self) -> PreTrainedModel:
         is_same = self.head.dtype == self.target.dtype
         return self.head if is_same else copy.deepcopy(self.head).to(self.target.dtype)
 
     def save(self, folder: Path, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        write_head(self.draft(), folder, self.layout)  # in the dtype in which it was measured
+        head = self.draft()  # in the dtype in which it was measured
+        if (layout := layout_for(head)) is None:
+            head.save_pretrained(folder)
+        else:
+            write_head(head, folder, layout)
 
 
 def layer_fields(target: PreTrainedModel, kind: str) -> dict[str, Any]:

@@ -206,15 +206,21 @@ class AgreedStopping(Stopping):
         return [bool(is_done) for _, is_done, _ in answers]
 
 
+def all_ranks_draft(model: PreTrainedModel, draft: PreTrainedModel | None, draft_reads_target: bool) -> bool:
+    """Whether the drafter runs a model that several ranks share, so that it needs all of them. Arguments as of `ranks_of`."""
+    own = group_of(draft)
+    if own is None and group_of(model) is None:
+        return False
+    return draft is None or own is not None or draft_reads_target or is_sharded(draft)
+
+
 def ranks_of(model: PreTrainedModel, draft: PreTrainedModel | None, draft_reads_target: bool) -> SingleProcess:
     """Who decides in a call.
 
     Args:
         draft: the draft model, if there is one; `draft_reads_target`: it works on the target's own states, on every rank.
     """
-    own = group_of(draft)
-    group = group_of(model) or own
+    group = group_of(model) or group_of(draft)
     if group is None:
         return SingleProcess()
-    is_whole = draft is not None and own is None and not draft_reads_target and not is_sharded(draft)
-    return TensorParallelGroup(group, device_of(model), all_draft=not is_whole)
+    return TensorParallelGroup(group, device_of(model), all_ranks_draft(model, draft, draft_reads_target))

@@ -88,8 +88,6 @@ class DraftModelSource(GivenModelSource):
         super().__post_init__()
         if self.draft_tokenizer is not None and self.tokenizer is None:
             raise ValueError("`draft_tokenizer` (`assistant_tokenizer` in a call) needs `tokenizer`: give both.")
-        if self.vocabulary_mapping is not None and self.draft_tokenizer is None:
-            raise ValueError(f"`vocabulary_mapping={self.vocabulary_mapping!r}` needs `draft_tokenizer`: give both.")
 
     @property
     def cost_key(self) -> Hashable:
@@ -97,13 +95,16 @@ class DraftModelSource(GivenModelSource):
 
     def for_model(self, model: PreTrainedModel) -> DraftModelSource:
         """With the tokenizers that lie beside both models, where none were given and the vocabularies differ in size."""
-        if self.draft_tokenizer is not None or is_padding(*self._vocab_sizes(model)):
+        if self.draft_tokenizer is not None:
             return self
-        own = self.tokenizer if self.tokenizer is not None else tokenizer_beside(model)
-        of_draft = tokenizer_beside(self.draft_model)
-        if own is None or of_draft is None:
-            return self
-        return replace(self, tokenizer=own, draft_tokenizer=of_draft)
+        if not is_padding(*self._vocab_sizes(model)):
+            own = self.tokenizer if self.tokenizer is not None else tokenizer_beside(model)
+            of_draft = tokenizer_beside(self.draft_model)
+            if own is not None and of_draft is not None:
+                return replace(self, tokenizer=own, draft_tokenizer=of_draft)
+        if self.vocabulary_mapping is not None:
+            raise ValueError(f"`vocabulary_mapping={self.vocabulary_mapping!r}` needs `draft_tokenizer`: give both.")
+        return self
 
     @property
     def window(self) -> int | None:  # type: ignore[override]

@@ -70,9 +70,12 @@ class Mtp(HeadDrafter):
 
     def run(self, depth: int, ids: Tensor) -> Tensor:
         """The states of layer `depth`, of those before and of the tokens `ids (batch, n)`."""
-        # transformers' own masks are for rows of one length.
+        # transformers' own masks are for rows of one length. Not longer than needed: a cycle would keep caches in memory.
         self.heads.create_masks_for_mtp_layer = self._masks
-        return self.heads.forward_layer(depth, self.states, self.slots + 1 + depth, self.cache, input_ids=ids)
+        try:
+            return self.heads.forward_layer(depth, self.states, self.slots + 1 + depth, self.cache, input_ids=ids)
+        finally:
+            del self.heads.create_masks_for_mtp_layer
 
     def project(self, states: Tensor) -> Tensor:
         return project_to_logits(self.heads, states)

@@ -20,6 +20,8 @@ NUM_SUCCESSORS = 8
 RANK_PRIORS = (0.4, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)
 #: the longest run of tokens that is compared, as in vLLM
 DEFAULT_MAX_DEPTH = 24
+#: tokens of a copy at most, as many as a tree has nodes
+MOST_COPIED = 64
 #: prior acceptance rates of copies by length of the match: 1, 2 to 3, 4 to 7, 8 to 15, more
 MATCH_PRIORS = (0.2, 0.35, 0.55, 0.7, 0.8)
 
@@ -169,7 +171,7 @@ class PromptSuffix(SuffixProposer):
     def place_after(self, lane: int, text: list[int]) -> Match | None:
         row = self.rows[lane]
         row.extend(text[len(row.tokens) :])
-        return self.match(*row.longest_match(self.max_depth - 1))
+        return self.match(*row.longest_match(self.max_depth - 1, MOST_COPIED))
 
     def select(self, indices: list[int]) -> None:
         rows, self.rows = self.rows, []

@@ -34,6 +34,8 @@ def export_generate(folder: str | Path, *, repo_id: str | None = None) -> Path:
     for path in (readme, *(code / name for name in (*COPIED, "defaults.py"))):
         files.check_output("`folder`:", path, makes_folders=True)
     pairing = (Pairing.load(str(folder)) if folder.is_dir() else None) or Pairing()
+    if (revision := pairing.draft_revision) is not None:
+        raise ValueError(f"`draft_revision={revision!r}`: this code loads the newest one: put the draft into a subfolder.")
     draft_model = pairing.draft_model
     num_draft_tokens = None if draft_model is None else pairing.settings.get("num_draft_tokens")
     shown: dict[str, Any] = {"draft_model": draft_model, "num_draft_tokens": num_draft_tokens}
@@ -45,8 +47,9 @@ def export_generate(folder: str | Path, *, repo_id: str | None = None) -> Path:
     for name in COPIED:
         files.write(code / name, (FILES / name).read_bytes())
     defaults = (FILES / "defaults.py").read_text(encoding="utf-8")
-    for name, value in (("DRAFT_MODEL: str", draft_model), ("NUM_DRAFT_TOKENS: int", num_draft_tokens)):
-        defaults = defaults.replace(f"{name} | None = None", f"{name} | None = {value!r}")
+    for name, value in zip(("DRAFT_MODEL", "METHOD"), pairing.parts, strict=True):
+        defaults = defaults.replace(f"{name}: str | None = None", f"{name}: str | None = {value!r}")
+    defaults = defaults.replace("SETTINGS: dict = {}", f"SETTINGS: dict = {dict(pairing.settings)!r}")
     files.write(code / "defaults.py", defaults)
     files.write(readme, text)
     return code

@@ -45,7 +45,8 @@ LEAST_FREE = 2**26
 FAILED, FOREGROUND, WHOLE = ".txt", ".foreground.txt", ".whole.txt"
 #: of a file, on tensors as the pass it was made of takes them
 CompiledPass = BoundPass | PassOfPieces
-_started: set[str] = set()
+#: processes that compile in the background, by the name of what they make; `None` if none could be started
+_started: dict[str, subprocess.Popen | None] = {}
 #: passes without files when the folder last changed: finding their names takes as long as a token
 _missing: set[tuple[Path, int | None]] = set()
 logger = logging.getLogger(__name__)
@@ -191,7 +192,11 @@ def _made(model: PreTrainedModel, recorded: tuple[int, ...]) -> list[Path]:
         if note.exists():
             raise CannotCompile(note.read_text())
         while True:
-            files = files_of(model, recorded)
+            try:
+                files = files_of(model, recorded)
+            except CannotCompile as error:
+                note.write_text(str(error))
+                raise
             try:
                 _make(files)
                 return list(files.modules)
@@ -244,13 +249,7 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
     has_failed = any(path.with_suffix(suffix).exists() for suffix in (FAILED, FOREGROUND))
     if path.name in _started or has_failed or _has_no_power_to_spare():
         return
-    _started.add(path.name)
-    logger.warning(
-        f"Passes of {type(model).__name__} are compiled in the background, for later calls and processes; `optimize=False` or "
-        f"{FOLDER}={OFF} keeps them as they are."
-    )
-    place = tempfile.mkdtemp(prefix="hf_speculative-")
-    model.config.save_pretrained(place)
+    _started[path.name] = None
     asked = {
         "path": str(path),
         "has_kernel": num_by_kernel(model) > 0,
@@ -260,10 +259,20 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
         # `.to(dtype)` casts buffers as well, which a model that is made or loaded in `dtype` has in float32.
         "is_cast": all(buffer.dtype == model.dtype for buffer in model.buffers() if buffer.is_floating_point()),
     }
-    (Path(place) / "asked.json").write_text(json.dumps(asked))
-    command = [sys.executable, "-m", "hf_speculative.models.artifact_process", place]
-    silent = subprocess.DEVNULL
-    subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
+    try:
+        place = tempfile.mkdtemp(prefix="hf_speculative-")  # the process removes it
+        model.config.save_pretrained(place)
+        (Path(place) / "asked.json").write_text(json.dumps(asked))
+        command = [sys.executable, "-m", "hf_speculative.models.artifact_process", place]
+        silent = subprocess.DEVNULL
+        _started[path.name] = subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
+    except (OSError, ValueError) as error:  # no room for files, or a config that cannot be saved
+        logger.warning(f"Passes of {type(model).__name__} cannot be compiled in the background ({_short(error)}).")
+        return
+    logger.warning(
+        f"Passes of {type(model).__name__} are compiled in the background, for later calls and processes; `optimize=False` or "
+        f"{FOLDER}={OFF} keeps them as they are."
+    )
 
 
 def _has_no_power_to_spare() -> bool:

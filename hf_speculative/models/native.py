@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -94,8 +95,9 @@ def _load() -> str | None:
 def _failed(note: Path, error: str) -> str:
     reason = f"our kernels could not be built; {note} says why: delete it to try again"
     logger.warning(f"Layers compute as plain ones do: {reason}.")
-    note.with_suffix(".so").unlink(missing_ok=True)
-    note.write_text(error)
+    with suppress(OSError):  # in a folder that cannot be written, it is tried again
+        note.with_suffix(".so").unlink(missing_ok=True)
+        note.write_text(error)
     return reason
 
 

@@ -6,8 +6,6 @@ those that were kept then move up. Rows of equal length need none of this: they 
 and the model builds the masks that it builds in plain `generate`.
 """
 
-import functools
-
 import torch
 from torch import Tensor
 from transformers import CacheLayerMixin, DynamicCache, PreTrainedModel
@@ -59,9 +57,11 @@ class RaggedModel(CachedModel):
         #: rows of the call that are done, what of them is cached, and offsets, in the order of their lanes behind those running
         self.done: list[tuple[int, int, int]] = []
 
-    @functools.cached_property
+    @property
     def shares_prefixes(self) -> bool:  # type: ignore[override]
-        return not (reads_length(self.original) or self.layers.are_recurrent or self.layers.columns.are_read)
+        return not (
+            self.reads_alone or reads_length(self.original) or self.layers.are_recurrent or self.layers.columns.are_read
+        )
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         ends, widths = self._begin(batch, ahead)
@@ -256,7 +256,7 @@ class RaggedModel(CachedModel):
 
     def share(self, other, batch: Batch) -> None:
         shared = [min(prefix.num_tokens, other.host_seen[prefix.lane]) for prefix in batch.prefixes]
-        if any(shared) and self.shares_prefixes and not self.reads_alone:
+        if any(shared) and self.shares_prefixes:
             self._start(batch, ahead=0)
             rows = list(range(len(shared)))
             self.cache.reserve(len(shared), max(shared), limit=other.cache.capacity)

@@ -174,7 +174,7 @@ class Independent(ProcessedSampler):
     """Sampling with fresh randomness for every decision, from `generator` or torch's global one.
 
     Args:
-        method: whether draft tokens are drawn, the likeliest, or what was better before, see `sample_method.py`.
+        method: whether draft tokens are drawn, the likeliest, or what was better before, see `MeasuredChoice`.
     """
 
     def __init__(self, processors: Processors, vocab_size: int, generator: torch.Generator | None, method: str):

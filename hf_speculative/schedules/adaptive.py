@@ -179,7 +179,7 @@ class Adaptive(Schedule):
         drafts = list(zip(round.rows, round.acceptance_prob, round.num_drafted, strict=True))
         if self.levels:
             self.nodes.update(round)
-            self.trees.add({row: [1.0] * min(len(kept), self.levels) + [0.0] for row, kept, _ in drafts})
+            self.trees.add({row: [*[1.0] * len(kept), 0.0][: self.levels] for row, kept, _ in drafts})
             self.rounds_since_chain, self.rounds_since_tree = self.rounds_since_chain + 1, 0
         elif nodes:  # the path that was kept of a tree of guesses beside the chain stands for it
             self.chains.add({row: [*kept, 0.0][:num] for row, kept, num in drafts if num})

@@ -1,7 +1,7 @@
 """The web application with OpenAI's endpoints, on FastAPI."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -39,6 +39,8 @@ def build_app(
     api_key: str | None = None,
     allow_origins: Sequence[str] = (),
     max_tokens: int | None = None,
+    max_length: int | None = None,
+    generate_kwargs: Mapping[str, Any] | None = None,
 ) -> FastAPI:
     """Build the application.
 
@@ -51,8 +53,10 @@ def build_app(
         api_key: the key that requests need; `None`: no key.
         allow_origins: origins of web pages that may send requests (CORS), `"*"` for all.
         max_tokens: the most tokens of an answer; `None`: as many as fit.
+        max_length: the most tokens of prompt and answer, without an engine. Default: the model's limit.
+        generate_kwargs: keywords of `generate`, such as options of drafts, for requests that no engine takes.
     """
-    served = Served(model, processor, name, engine, max_tokens)
+    served = Served(model, processor, name, engine, max_tokens, max_length, generate_kwargs)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

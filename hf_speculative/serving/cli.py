@@ -66,7 +66,7 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
     with loading(console, "loading"):
         from transformers import AutoProcessor
 
-        from ..call.configuration import SpeculativeConfig, as_keywords
+        from ..call.configuration import as_keywords
         from ..generation import attach
         from ..models import choose
         from .engine import Engine
@@ -83,33 +83,37 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
             with naming("MODEL", model):
                 processor = AutoProcessor.from_pretrained(loadable(model), trust_remote_code=False)
         name = settings.name or (model.rstrip("/").split("/")[-1] if model else "embedded")
-        engine = None
+        api_key = settings.api_key or os.environ.get("HF_SPECULATIVE_API_KEY")
+        engine, keywords = None, as_keywords(drafting)
+        # Its passes are the fastest that are safe.
+        attach(target, draft, optimize=drafting.get("optimize"), learn=settings.learn)
         if choose(target).name == "ragged":
-            # Its passes are the fastest that are safe.
-            attach(target, draft, optimize=drafting.get("optimize"), learn=settings.learn)
             engine = Engine(
                 target,
                 max_lanes=settings.max_lanes,
                 max_waiting=settings.max_waiting,
                 max_length=settings.max_length,
                 tokenizer=getattr(processor, "tokenizer", processor),
-                **as_keywords(drafting),
+                **keywords,
             )
-        else:
-            attach(target, draft, learn=settings.learn, config=SpeculativeConfig(**drafting))
+        elif settings.max_lanes != Options.max_lanes or settings.max_waiting != Options.max_waiting:
+            raise ValueError(f"--max-lanes and --max-waiting have no effect on {type(target).__name__}: leave them out.")
         app = build_app(
             target,
             processor,
             name,
             engine,
             max_body=settings.max_body,
-            api_key=settings.api_key or os.environ.get("HF_SPECULATIVE_API_KEY"),
+            api_key=api_key,
             allow_origins=[origin.strip() for origin in settings.allow_origin.split(",") if origin.strip()],
             max_tokens=settings.max_tokens,
+            max_length=settings.max_length,
+            generate_kwargs=keywords,
         )
     if engine is None:
         console.print(f"{type(target).__name__} {choose(target).reason}: requests are served one at a time.")
-    warn_of_host(console, host)
+    if not api_key:
+        warn_of_host(console, host)
     logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
     console.print(f"{name} at http://{host}:{port}/v1 (Ctrl-C ends it)")
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS)

@@ -41,6 +41,12 @@ from .rows import Parked, PerRequestSamplers, PerRequestStopping, Rows, Running
 DEFAULT_MAX_LENGTH = 2**15
 
 
+def most_tokens(model: PreTrainedModel, max_length: int | None) -> int:
+    """The most tokens of prompt and answer together: the model's limit, or a lower one."""
+    limits = [limit for limit in (max_length, max_positions_of(model)) if limit is not None]
+    return min(limits, default=DEFAULT_MAX_LENGTH)
+
+
 class QueueFull(RuntimeError):
     """Too many requests wait."""
 
@@ -89,8 +95,7 @@ class Engine:
         checks.check_ragged(self.model, choose(self.model), "a server's engine")
         self._check_drafts()
         self.takes_media = media.takes_media(self.model, self.options)
-        limits = [limit for limit in (max_length, max_positions_of(self.model)) if limit is not None]
-        self.max_length = min(limits, default=DEFAULT_MAX_LENGTH)
+        self.max_length = most_tokens(self.model, max_length)
         eos = ids_of(setting_of(self.model, {}, "eos_token_id"))
         self.pad = first_given(setting_of(self.model, {}, "pad_token_id"), *eos, 0)
         self.statistics = RowStatistics()
@@ -267,11 +272,11 @@ class Engine:
         target.keeps_done, target.admit = False, partial(media.admit, model, target)  # type: ignore[method-assign]
         batch = Rows(running, first, self.max_length, self.pad, self._take, lambda last: self._park(last, target))
         batch.shares_prefixes = target.shares_prefixes
+        parked, self._parked = self._parked, None
         if request.inputs.has_media:
             media.read_prompt(model, target, batch, request)
-        elif self._parked is not None:
-            self._parked.give(batch, target, model)
-            self._parked = None
+        elif parked is not None:
+            parked.give(batch, target, model)
         sampler = PerRequestSamplers(running, num_logits(model))
         learned = Learned(self.options, model, inputs, [])
         schedule = learned.timed(make_schedule(self.options, target.max_columns))
@@ -301,8 +306,9 @@ class Engine:
             rounds.close()
             learned.keep(schedule)
             note_decoded((model, self.options.source.draft_model), time.perf_counter() - start)
-            target.release()
-            drafter.release()
+        # Not after an error: caches that ran out of memory while they grew are not for later runs.
+        target.release()
+        drafter.release()
 
     def _add_lanes(self, batch: Batch, target: CachedModel, drafter: Drafter) -> None:
         """Add lanes for waiting requests, up to `max_lanes`."""
@@ -316,7 +322,8 @@ class Engine:
             part.admit(newcomers, lanes)
 
     def _park(self, batch: Rows, target: CachedModel) -> None:
-        self._parked = Parked(batch, target, self.model)
+        if any(len(text) > 1 for text in batch.texts):  # of images, nothing can be shared
+            self._parked = Parked(batch, target, self.model)
 
     def _deliver(self, round: Round, drafter: Drafter) -> None:
         counts = (round.num_drafted, round.num_accepted, round.is_cut)
@@ -342,6 +349,7 @@ class Engine:
         request = self._running.pop(row)
         self.num_cached_tokens += request.num_cached
         is_full = len(request.ids) + len(request.tokens) >= request.max_length
+        is_full &= not request.stopping.eos.intersection(request.tokens[-1:])
         self.ended["error" if error else "abort" if request.is_cancelled else "length" if is_full else "stop"] += 1
         try:
             request.finish(error)

@@ -1,6 +1,8 @@
 """Run requests that no engine takes: calls of `model.generate`, one at a time, on a thread of their own."""
 
+from collections.abc import Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from typing import Any
 
 import torch
 from transformers import BatchFeature, PreTrainedModel, PreTrainedTokenizerBase
@@ -27,10 +29,14 @@ class Call(Run):
 
 
 class OneAtATime:
-    """Calls of one model, in order."""
+    """Calls of one model, in order.
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
-        self.model, self.tokenizer = model, tokenizer
+    Args:
+        kwargs: of each call, such as options of drafts; a request's own come first.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]):
+        self.model, self.tokenizer, self.kwargs = model, tokenizer, kwargs
         self.pool = ThreadPoolExecutor(1, "hf-speculative-one-at-a-time")
 
     def submit(self, prompt, receive, finish, seed, num_top, media, **settings) -> Call:
@@ -41,7 +47,7 @@ class OneAtATime:
         """
         if num_top is not None:
             raise BadRequest("`logprobs`: a request that runs alone, as images do, has none: leave it out.", "logprobs")
-        call, ids = Call(receive), torch.tensor([prompt])
+        call, ids, settings = Call(receive), torch.tensor([prompt]), {**self.kwargs, **settings}
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **media}
         if hasattr(self.model, "has_talker"):
             settings["generation_mode"] = "text"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
+from ..models.inputs import TOKEN_TYPES
 from .protocol import BadRequest, Message
 
 #: types of text parts of a message
@@ -19,7 +20,7 @@ MEDIA_PARTS |= {"audio_url": "audio", "input_audio": "audio"}
 #: addresses of images and sounds; files of this machine are refused
 SOURCES = ("data:", "http://", "https://")
 #: inputs that an engine takes; others go to `model.generate`
-OF_TEXTS = {"input_ids", "attention_mask", "token_type_ids"}
+OF_TEXTS = {"input_ids", "attention_mask"} | TOKEN_TYPES
 #: keywords that clients may not set: parameters of `apply_chat_template`, and those it passes on itself
 OWN = {"messages", "conversations", "generation_indices"}.union(
     *(inspect.signature(kind.apply_chat_template).parameters for kind in (PreTrainedTokenizerBase, ProcessorMixin))

@@ -1,7 +1,7 @@
 """Validate bodies of requests: OpenAI's fields, and those of vLLM's clients."""
 
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from math import isfinite
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -294,10 +294,12 @@ def parse(kind: type[Body], raw: bytes) -> Body:
         raise BadRequest(f"`{field}={reprlib.repr(found.get(field))}`: {why}.", field) from None
 
 
-def leaves(value: Any) -> Iterator[Any]:
-    """Yield the leaves of nested lists and objects."""
-    if isinstance(value, dict | list):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from leaves(one)
+def leaves(value: Any, without: Collection[str] = ()) -> Iterator[Any]:
+    """Yield the leaves of nested lists and objects, not those under the keys `without`."""
+    if isinstance(value, dict):
+        value = [one for key, one in value.items() if key not in without]
+    if isinstance(value, list):
+        for one in value:
+            yield from leaves(one, without)
     else:
         yield value

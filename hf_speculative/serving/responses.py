@@ -50,7 +50,7 @@ class Responses(WithTools):
     include: Annotated[list[str], Field(max_length=0)] | None = None
     background: Literal[False] | None = None
     n: Literal[1] | None = None
-    messages: list[Message] = Field(default=[], init=False, exclude=True)
+    messages: list[Message] = Field(default=[], max_length=0, exclude=True)  # those of `input`
 
     @model_validator(mode="after")
     def _as_chat(self) -> "Responses":

@@ -1,19 +1,19 @@
 """The model that is served: from the body of a request to answers that are on their way."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call.configuration import setting_of
 from ..models import num_logits
-from ..tokenizers.chat import ids_of
+from ..tokenizers.chat import end_tokens, ids_of, speaks_chat
 from . import tools
-from .engine import DEFAULT_MAX_LENGTH, Engine
+from .engine import Engine, most_tokens
 from .one_at_a_time import OneAtATime
 from .processors import Penalties, StopTexts
-from .prompts import Prompt, of_messages, variables_of
+from .prompts import MEDIA_PARTS, Prompt, of_messages, variables_of
 from .protocol import BadRequest, Chat, Completion, Sampling, Tokenize, UnknownModel, WithTools, leaves
 from .replies import Client, Event, Reply
 from .requests import Run, logprobs_of_prompt
@@ -39,14 +39,30 @@ class Served:
         processor: its tokenizer or processor.
         engine: runs requests of text together; `None`: one call of `generate` at a time.
         max_tokens: of an answer, at most; `None`: as many as fit.
+        max_length: of prompt and answer, without an engine.
+        generate_kwargs: of requests that no engine takes.
     """
 
-    def __init__(self, model: PreTrainedModel, processor, name: str, engine: Engine | None, max_tokens: int | None):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        processor,
+        name: str,
+        engine: Engine | None,
+        max_tokens: int | None = None,
+        max_length: int | None = None,
+        generate_kwargs: Mapping[str, Any] | None = None,
+    ):
         self.model, self.processor, self.name, self.engine, self.max_tokens = model, processor, name, engine, max_tokens
         self.tokenizer: PreTrainedTokenizerBase = getattr(processor, "tokenizer", processor)
-        self.alone = OneAtATime(model, self.tokenizer)
-        self.max_length = DEFAULT_MAX_LENGTH if engine is None else engine.max_length
+        self.alone = OneAtATime(model, self.tokenizer, generate_kwargs or {})
+        self.max_length = most_tokens(model, max_length) if engine is None else engine.max_length
         self.eos = ids_of(setting_of(model, {}, "eos_token_id"))
+
+    @cached_property
+    def ends_of_chat(self) -> list[int]:
+        """Tokens that end an answer: those of texts, and what the template puts after an answer."""
+        return end_tokens(self.model, self.tokenizer) if speaks_chat(self.tokenizer) else self.eos
 
     def check(self, body: Sampling | Tokenize) -> None:
         """What costs nothing to say.
@@ -56,7 +72,7 @@ class Served:
         """
         if body.model and body.model != self.name:
             raise UnknownModel(body.model, self.name)
-        texts = (one for one in leaves(body.model_dump(include=PROMPTS)) if isinstance(one, str))
+        texts = (one for one in leaves(body.model_dump(include=PROMPTS), without=MEDIA_PARTS) if isinstance(one, str))
         length, most = sum(map(len, texts)), CHARACTERS_PER_TOKEN * self.max_length
         if length > most:
             raise BadRequest(f"the prompt has {length:,} characters, and more than {most:,} cannot fit: shorten it.")
@@ -148,11 +164,14 @@ class Served:
     def _reply(self, index: int, prompt: Prompt, body: Sampling, grammar: Any, tell: Callable[[Event], None]) -> Reply:
         room = max(1, self.max_length - len(prompt.ids))
         most = body.max_tokens or min(DEFAULT_NEW_TOKENS, room, self.max_tokens or room)
-        ends = {*(body.stop_token_ids or []), *([] if body.ignore_eos else self.eos)}
+        eos = self.eos if isinstance(body, Completion) else self.ends_of_chat
+        ends = {*(body.stop_token_ids or []), *([] if body.ignore_eos else eos)}
         return Reply(index, prompt.ids, self.tokenizer, tell, self._parser(body, prompt, grammar), body, ends, most)
 
     def _submit(self, reply: Reply, prompt: Prompt, body: Sampling, grammar: Any, nth: int, client: Client) -> None:
         if body.max_tokens == 0:  # nothing but the prompt
+            if not prompt.ids:
+                raise BadRequest("the prompt is empty: it needs at least one token.", "prompt")
             reply.max_new_tokens, reply.run = 0, Run(reply.receive)
             return reply.finish(None)
         engine, media = self.engine, prompt.media
@@ -175,7 +194,7 @@ class Served:
             settings["temperature"] = body.temperature
         if body.min_tokens:
             settings["min_new_tokens"] = min(body.min_tokens, reply.max_new_tokens)
-        if body.ignore_eos or body.stop_token_ids:
+        if reply.ends != {*self.eos}:
             settings["eos_token_id"] = sorted(reply.ends) or [-1]  # -1 is no token
         if body.logit_bias:
             settings["sequence_bias"] = {(int(key),): bias for key, bias in body.logit_bias.items()}

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from transformers import TrainerCallback
 
@@ -56,6 +57,11 @@ class Watch:
     part: Callable[[str], None] = lambda name: None
 
 
+def seconds_of(log_history: list[dict[str, Any]]) -> float:
+    """Of training steps alone, as a Trainer's log has them."""
+    return next((entry[SECONDS] for entry in reversed(log_history) if SECONDS in entry), 0.0)
+
+
 class Pace(TrainerCallback):
     """Times steps, and ends training while there is time for a last measurement; the last step is always measured and kept.
 
@@ -72,7 +78,7 @@ class Pace(TrainerCallback):
         self.seconds, self.evaluation_seconds, self.is_early = 0.0, 0.0, False
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.seconds = next((entry[SECONDS] for entry in reversed(state.log_history) if SECONDS in entry), 0.0)
+        self.seconds = seconds_of(state.log_history)
 
     def on_log(self, args, state, control, **kwargs):
         state.log_history[-1][SECONDS] = self.seconds

@@ -82,7 +82,7 @@ def read_data(
         prompts={index: ids for index, ids in unique.items() if index not in chosen},
         held_out=[unique[index] for index in sorted(chosen)],
         bad_rows=sorted(found.bad_rows, key=lambda row: row.index),
-        num_repeated=len(found.ids) - len(unique),
+        num_repeated=sum(not texts or index in texts for index in found.ids) - len(unique),
         answers=texts,
     )
 

@@ -45,7 +45,7 @@ class Trained:
         kind: of the draft.
         settings: as `Settings.to_dict`.
         data: counts of prompts, answers, tokens, repeated and broken rows, and where they came from.
-        num_steps: steps that were asked for.
+        num_steps: steps that were made; until the run has ended, those that are planned.
         seconds: of training steps alone.
         curve: of the held-out prompts, by step.
         losses: `(step, loss)`.

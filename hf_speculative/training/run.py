@@ -29,7 +29,7 @@ from . import card, students
 from .acceptance import Meter
 from .answers import PROMPTS, answer, header_of, read_answers, write_prompts
 from .arguments import defaults, last_checkpoint, step_of, texts_of_a_pass
-from .deadline import ANSWERING, MEASUREMENT, PROMPTING, Deadline, Pace, Watch
+from .deadline import ANSWERING, MEASUREMENT, PROMPTING, Deadline, Pace, Watch, seconds_of
 from .prompts import Data, read_data
 from .results import FILE, Point, Trained, name_of, point_of
 from .settings import TABLES, Settings
@@ -106,7 +106,8 @@ class Run:
         files.check_output("`output`:", path, makes_folders=True)
         if path.exists() and not resume:
             raise ValueError(f"{shown} holds a run already: go on with `resume=True`, or name another folder.")
-        if resume and not path.exists() and not (self.folder / ANSWERS).exists():
+        made = {one.name for one in self.folder.iterdir()} if self.folder.is_dir() else {""}
+        if resume and made and made.isdisjoint((FILE, ANSWERS, PROMPTS)):
             raise ValueError(f"{shown} holds no run to go on with: name its folder, or begin one without `resume`.")
         self.before = Trained.read(self.folder) if path.exists() else None
         if self.before is not None:
@@ -252,7 +253,8 @@ class Run:
         result.follow(trainer.state.log_history)
         best = trainer.state.best_model_checkpoint
         result.best_step = step_of(best) if best else trainer.state.global_step
-        result.seconds = pace.seconds
+        result.seconds = max(pace.seconds, seconds_of(trainer.state.log_history))
+        result.num_steps = max(num_done, trainer.state.global_step)
         return self._kept(result, functools.partial(self.student.save, self.folder, self.tokenizer))
 
     def tables(self) -> Trained:
@@ -279,13 +281,15 @@ class Run:
     def _trainer(self, num_steps: int, every: int, is_new: bool = True) -> DraftTrainer:
         settings, device, count = self.settings, self.target.device.type, self.processes.count
         chosen = defaults(settings, self.folder / CHECKPOINTS, num_steps, every, device, count)
+        args = TrainingArguments(**chosen | {"eval_on_start": is_new} | self.arguments)
+        args._n_gpu = min(1, args.n_gpu)  # Trainer would copy the draft to all visible ones; a launcher uses several
         trainer = DraftTrainer(
             self.student,
             self.teacher,
             settings.loss,
             settings.use,
             self._meter(),
-            args=TrainingArguments(**chosen | {"eval_on_start": is_new} | self.arguments),
+            args=args,
             train_dataset=self.examples,
             data_collator=self.collator,
         )

@@ -48,6 +48,10 @@ WITH_DRAFT = {
     "generator, greedy": ({"generator": torch.Generator()}, "`generator` has no effect on greedy"),
     "offloaded cache": ({"cache_implementation": "offloaded"}, "cache_implementation='offloaded'"),
     "quantised cache": ({"cache_implementation": "quantized"}, "cache_implementation='quantized'"),
+    "healing without padding": (
+        {"token_healing": True, "tokenizer": tongues.characters("abc"), "attention_mask": None},
+        "token_healing=True.*set `tokenizer.pad_token`",
+    ),
     "healing without a tokenizer": ({"token_healing": True}, "token_healing=True.*pass `tokenizer=`"),
     # An end token would stand in for the padding.
     "no padding": ({"eos_token_id": None, "pad_token_id": None, "stopping_criteria": [Never()]}, "pass `pad_token_id="),

@@ -1,6 +1,7 @@
 """Where settings come from, and that none is written anywhere."""
 
 import pytest
+from transformers import GenerationConfig
 
 import hf_speculative as hs
 from tests.support import tiny
@@ -23,6 +24,17 @@ def test_settings_in_either_generation_config_count(target, twin):
         finally:
             model.generation_config.num_assistant_tokens = None
         assert stats.acceptance_histogram[-1] > 0 and len(stats.acceptance_histogram) == 3
+
+
+def test_no_draft_is_none_whatever_the_calls_own_config_names(target):
+    config = GenerationConfig(prompt_lookup_num_tokens=3, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    call = tiny.prompts(1) | {"generation_config": config}
+    with hs.record() as stats:
+        expected = hs.generate(target, **call)
+    assert stats.num_calls == 1
+    with hs.record() as stats:
+        assert hs.generate(target, **call, draft_model=None).tolist() == expected.tolist()
+    assert not stats.num_calls
 
 
 def test_a_generation_config_is_named_as_the_place_of_what_is_wrong(target, draft, monkeypatch):

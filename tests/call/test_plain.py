@@ -65,6 +65,21 @@ def test_other_calls_are_transformers_own(name, attached, emulated):
     assert found.tolist() == expected.tolist()
 
 
+class Uncopied:
+    def __deepcopy__(self, memo):
+        raise TypeError("no copies")
+
+    def __call__(self, input_ids, scores):
+        return scores
+
+
+def test_a_processor_that_cannot_be_copied_is_no_draft_less(attached, emulated):
+    """The suite takes warnings for errors."""
+    call = tiny.prompts(1, width=9) | GREEDY
+    found = attached.generate(**call, draft_model=None, logits_processor=[Uncopied()])
+    assert found.tolist() == plain(**call).tolist() and not emulated.runs
+
+
 def test_rows_without_a_token_to_fill_up_with(attached):
     """Of which our loop says what is missing, and transformers takes the end token."""
     call = tiny.prompts(3, width=9) | {"do_sample": False, "max_new_tokens": 12, "eos_token_id": 9}

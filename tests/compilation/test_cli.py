@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
 import hf_speculative as hs
 from hf_speculative.distillation.eagle3_student import layers_read, new_head
@@ -49,6 +50,26 @@ def test_what_it_makes_is_what_a_call_takes(saved, emulated, monkeypatch):
     assert made[0].endswith(f": {joined(artifacts.files_of(model))}")
     assert model.generate(**CALL).tolist() == tiny.llama().generate(**CALL).tolist()
     assert emulated.num_made == 1 and emulated.runs
+
+
+def test_a_draft_beside_methods_is_compiled_too(saved, emulated):
+    made = run([saved[0], f"{saved[1]}+suffix"]).splitlines()
+    assert [line.partition(":")[0] for line in made] == ["target", "draft"]
+
+
+def test_what_no_call_would_take_is_refused(saved, emulated, monkeypatch):
+    sizes = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]]}
+    GPTNeoForCausalLM(GPTNeoConfig(**tiny.COMMON, **sizes)).save_pretrained(saved[1])
+    result = run_command("compile", saved[1])
+    assert result.exit_code == 2 and "the passes of the target cannot be compiled: it" in result.output
+    assert not emulated.num_made
+
+    def fail(*args):
+        raise artifacts.CannotCompile("it does not read a prompt")
+
+    monkeypatch.setattr(artifacts, "files_of", fail)
+    result = run_command("compile", saved[0])
+    assert result.exit_code == 2 and "cannot be compiled: it does not read a prompt" in result.output
 
 
 def test_for_a_head_the_target_gives_states(saved, emulated, tmp_path, monkeypatch):

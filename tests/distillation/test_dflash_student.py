@@ -11,6 +11,7 @@ from hf_speculative.distillation.dflash_student import BlocksAtAnchors, DFlashSt
 from hf_speculative.distillation.sampling_params import SamplingParams
 from hf_speculative.distillation.teacher import Teacher
 from hf_speculative.heads import load_head
+from hf_speculative.heads.dflash import Block
 from tests.support import blocks, heads, lessons, tiny
 from tests.support.execution import have_equal_weights
 
@@ -110,6 +111,15 @@ def test_fewer_anchors_weigh_more(deep):
         assert set(anchors[1][weights[1] > 0].tolist()) == {3, 4}
     found = torch.cat([anchors[0] for anchors, _ in drawn]).bincount(minlength=20)
     assert (found[2:19] > 20).all() and found.sum() == found[2:19].sum() == 800, "47 each are expected"
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_every_head_that_is_trained_can_be_saved(kind, student, tmp_path):
+    """In a layout that has a place for it."""
+    one, _ = student(kind)
+    one.save(tmp_path / "saved", None)
+    again = load_head(tmp_path / "saved")
+    assert have_equal_weights(again, one.head.state_dict()) and Block.of(again.config) == one.block
 
 
 @pytest.mark.parametrize(("kind", "layout"), [("dflash", "speculators"), ("jetspec", "z-lab")])

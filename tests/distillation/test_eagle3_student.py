@@ -14,12 +14,13 @@ from tests.support.execution import have_equal_weights
 FIXTURES = sorted(heads.FIXTURES.glob("eagle3_speculators_*"))
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("folder", FIXTURES, ids=lambda folder: folder.name)
-def test_the_training_time_test_is_speculators(folder):
+def test_the_training_time_test_is_speculators(folder, attention):
     """Logits of three steps, of heads with all kinds of norms and layers."""
     expected = load_file(folder / "expected.safetensors")
     embeddings = functional.embedding(expected["shifted_tokens"], expected["verifier_embed_tokens.weight"])
-    found = TrainingTimeTest(load_head(folder), 3)(embeddings, expected["aux_hidden"])
+    found = TrainingTimeTest(load_head(folder, attn_implementation=attention), 3)(embeddings, expected["aux_hidden"])
     assert [logits.shape[1] for logits in found] == [7, 6, 5]
     for step, logits in enumerate(found):
         torch.testing.assert_close(logits[0], expected[f"ttt{step}_logits"][: 7 - step], atol=1e-5, rtol=0)

@@ -391,6 +391,13 @@ def test_it_begins_with_attach(target):
     assert learner.num_texts == 1
 
 
+def test_false_in_attach_comes_before_a_learner_of_the_config(target):
+    learner = hs.Learner()
+    hs.attach(target, draft_of(target), learn=False, config=hs.SpeculativeConfig(learn=learner))
+    target.generate(**tiny.prompts(1), max_new_tokens=6, do_sample=False)
+    assert learner.draft is None
+
+
 def test_settings_out_of_range():
     for share in (0, 1, -0.1, float("nan")):
         with pytest.raises(ValueError, match="between 0 and 1"):

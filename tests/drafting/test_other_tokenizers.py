@@ -7,7 +7,7 @@ import torch
 from transformers import StoppingCriteria
 
 import hf_speculative as hs
-from hf_speculative.drafting import StringMatch, TokenIntersection
+from hf_speculative.drafting import StringMatch, TokenIntersection, draft_model
 from hf_speculative.models import RaggedModel
 from hf_speculative.tokenizers.alignment import Translation
 from tests.architectures import check as architectures
@@ -249,6 +249,21 @@ def test_tokenizers_can_be_attached():
     with hs.record() as again:
         target.generate(**inputs, **settings, draft_model=draft)
     assert again.num_accepted_draft_tokens == stats.num_accepted_draft_tokens, "the attached draft by name"
+
+
+def test_a_mapping_goes_with_tokenizers_that_lie_beside_the_models(tmp_path, monkeypatch):
+    monkeypatch.setattr(draft_model, "is_padding", lambda *sizes: False)  # of sizes so small
+    models = []
+    target, tokenizer, draft, draft_tokenizer, _ = PAIRS["metaspace draft, BOS"]
+    for name, model, own in (("target", target, tokenizer), ("draft", draft, draft_tokenizer)):
+        own.save_pretrained(tmp_path / name)
+        models.append(copy.deepcopy(model))
+        models[-1].config.name_or_path = str(tmp_path / name)
+    call = prompts(tokenizer) | {"do_sample": False, "max_new_tokens": 12}
+    config = hs.SpeculativeConfig(vocabulary_mapping="strings")
+    with hs.record() as stats:
+        found = hs.generate(models[0], **call, draft_model=models[1], speculative_config=config)
+    assert found.tolist() == target.generate(**call).tolist() and stats.num_accepted_draft_tokens > 0
 
 
 #: what of the call is said otherwise, and what the error says

@@ -1,5 +1,8 @@
 """Heads read prompts of very different lengths in several passes, and draft what they draft after one."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -70,3 +73,17 @@ def test_prompts_read_apart(make, tmp_path, monkeypatch):
     *found, apart = run(8)
     assert found == expected
     assert apart < 90 + 8 < 3 * 80 < together
+
+
+def test_caches_go_with_their_call(tmp_path, monkeypatch):
+    """Not with the next collection of cycles, for which a GPU's memory would wait."""
+    model, arguments = mtp_layers(tmp_path)
+    begun, begin = [], HeadDrafter.begin
+    monkeypatch.setattr(HeadDrafter, "begin", lambda self, *args: begun.append(weakref.ref(self)) or begin(self, *args))
+    gc.collect()
+    gc.disable()
+    try:
+        hs.generate(model, torch.tensor([[5, 9, 11]]), max_new_tokens=8, do_sample=False, num_draft_tokens=2, **arguments)
+        assert begun and all(one() is None for one in begun)
+    finally:
+        gc.enable()

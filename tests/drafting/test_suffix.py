@@ -1,6 +1,7 @@
 """Suffix drafts: what a text and a store know against brute force, and calls that use them against plain decoding."""
 
 import random
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import hf_speculative as hs
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.drafting import SuffixStore
 from hf_speculative.drafting.suffix.growing import GrowingText
+from hf_speculative.drafting.texts import NgramSource
 from hf_speculative.schedules import Constant
 from tests.support import tiny, tongues
 from tests.support.drafters import brute_force, suffix_drafter
@@ -22,10 +24,21 @@ def test_a_text_finds_the_longest_match(most, num_letters):
     for _ in range(60):
         text.append(rng.randrange(num_letters))
         row.extend(text[-1:])
-        expected = brute_force([text], text, most + 1, most, least=1)
-        assert row.longest_match(most) == row.copy().longest_match(most) == expected
+        expected = brute_force([text], text, 7, most, least=1)
+        assert row.longest_match(most, 7) == row.copy().longest_match(most, 7) == expected
     row.copy().extend([9])
     assert row.tokens == text
+
+
+@pytest.mark.parametrize("max_matching_ngram_size", [1, 3])
+def test_prompt_lookup_copies_more_than_it_compares(target, max_matching_ngram_size):
+    (proposer,) = NgramSource("ngram", max_matching_ngram_size).proposers(target)
+    proposer.begin(Mock(rows=[0]), tiny.VOCAB)
+    place, copied = proposer.place_after(0, [*range(10, 40), 10, 11, 12]), []
+    while children := proposer.children(place):
+        ((_, token, place),) = children
+        copied.append(token)
+    assert copied == [*range(13, 40), 10, 11, 12]
 
 
 GREEDY = {"do_sample": False, "pad_token_id": 0}

@@ -291,7 +291,25 @@ def test_weights_and_code_in_one_folder(folder, target, inputs):
     assert isinstance(hs.from_pretrained(folder, trust_remote_code=True).generate, hs.generation.Attached)
 
 
+def test_code_keeps_all_settings_of_the_folder(target, draft, inputs, tmp_path):
+    """A method beside the draft, and a setting that decides which tokens are drawn."""
+    config = hs.SpeculativeConfig(num_draft_tokens=3, reproducible=True)
+    hs.save_pretrained(target, tmp_path, draft_model=[draft, "suffix"], config=config)
+    export_generate(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
+    call = inputs | {"do_sample": True, "temperature": 0.8}
+    torch.manual_seed(0)
+    expected = target.generate(**call)
+    torch.manual_seed(0)
+    with hs.record() as stats:
+        assert torch.equal(model.generate(**call), expected)
+    assert stats.num_draft_tokens and len(stats.acceptance_histogram) == 4
+
+
 def test_export_checks_its_arguments(tmp_path):
+    write(tmp_path, draft_model="org/draft", draft_revision="v1")
+    with pytest.raises(ValueError, match=r"draft_revision='v1'.*subfolder"):
+        export_generate(tmp_path)
     write(tmp_path, draft="x")
     with pytest.raises(ValueError, match="unknown key"):
         export_generate(tmp_path)

@@ -10,7 +10,7 @@ import datasets
 import pytest
 import torch
 
-from hf_speculative.measuring import decoder
+from hf_speculative.measuring import decoder, plan
 from hf_speculative.measuring.render import suites as tables
 from hf_speculative.measuring.suites import MASKED, SUITES, questions
 from hf_speculative.training.prompts import read_data
@@ -220,6 +220,15 @@ def test_the_command_makes_the_papers_table(chats, tmp_path):
     result = run("--compare", files["a.json"], "--json", files["b.json"])
     assert result.exit_code == 2 and "leave --json out" in result.stderr
     assert run(*common, "--report", files["c.html"]).exit_code == 0 and "chats" in files["c.html"].read_text()
+
+
+def test_a_category_of_few_tokens_has_no_figures(chats, tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "FEWEST_TOKENS", 20)
+    assert run("--suite", chats, "--batch", "2", "--new-tokens", 8, "--json", tmp_path / "a.json").exit_code == 0
+    own = json.loads((tmp_path / "a.json").read_text())["cells"][1]["categories"]
+    assert own["even"]["speedup"] > 0 and own["even"]["statistics"]["mean_acceptance_length"] > 1
+    nothing = dict.fromkeys(("user_tokens_per_second", "speedup")) | {"statistics": {"mean_acceptance_length": None}}
+    assert own["odd"] == {"num_prompts": 2} | nothing
 
 
 def test_what_takes_too_much_memory_is_told_and_the_rest_kept(chats, tmp_path, monkeypatch):

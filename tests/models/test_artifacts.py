@@ -287,6 +287,26 @@ class TestWhatCannotBeCompiled:
         artifacts.make(target)
         assert artifacts.find(target) is not None
 
+    @pytest.mark.parametrize("fails", ["the disk", "the config"])
+    def test_a_process_that_cannot_be_started_fails_no_call(self, fails, target, emulated, monkeypatch, caplog):
+        def fail(*args, **kwargs):
+            raise OSError("No space left on device") if fails == "the disk" else ValueError("`max_length` in the config")
+
+        goal = (artifacts.tempfile, "mkdtemp") if fails == "the disk" else (type(target.config), "save_pretrained")
+        monkeypatch.setattr(*goal, fail)
+        artifacts.start(target)
+        assert "cannot be compiled in the background" in caplog.text and not emulated.started
+
+    def test_a_pass_that_cannot_be_read_leaves_a_note(self, target, emulated, monkeypatch):
+        def fail(*args):
+            raise artifacts.CannotCompile("it does not read a prompt")
+
+        monkeypatch.setattr(artifacts, "files_of", fail)
+        with pytest.raises(artifacts.CannotCompile):
+            artifacts.make(target)
+        artifacts.start(target)
+        assert not emulated.started, "it would fail again"
+
     def test_a_damaged_file_is_made_again(self, target, emulated, caplog):
         *_, path = artifacts.make(target)
         path.write_text("damaged")
@@ -455,7 +475,7 @@ class TestPieces:
 @pytest.mark.slow
 def test_with_the_compiler_itself(target, draft, folder, monkeypatch):
     """What a process in the background made serves calls of all sizes, and reads weights where they are."""
-    monkeypatch.setattr(artifacts, "_started", set())
+    monkeypatch.setattr(artifacts, "_started", {})
     monkeypatch.setattr(artifacts, "_has_no_power_to_spare", lambda: False)
     processes, popen = [], artifacts.subprocess.Popen
     monkeypatch.setattr(artifacts.subprocess, "Popen", lambda *args, **kw: processes.append(popen(*args, **kw)))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import StoppingCriteria, StoppingCriteriaList, StopStringCriteria
+from transformers import MaxLengthCriteria, StoppingCriteria, StoppingCriteriaList, StopStringCriteria
 
 import hf_speculative as hs
 from tests.support import tiny
@@ -42,6 +42,16 @@ def test_answers_that_plain_generate_broadcasts(target, twin, answer):
     expected = plain(target, inputs, stopping_criteria=[Over()])
     found = ours(target, inputs, stopping_criteria=[Over()], draft_model=twin, num_draft_tokens=3)
     assert found.tolist() == expected.tolist() and found.shape[1] == 15
+
+
+@pytest.mark.parametrize("path", ["ragged", "universal"])
+def test_a_maximum_that_the_prompt_has_reached(target, twin, path):
+    """Of the user's own, which takes the place of transformers': one token follows, as in plain `generate`."""
+    inputs, settings = tiny.prompts(3), {"stopping_criteria": [MaxLengthCriteria(5)]}
+    settings |= {"prefill_chunk_size": 4} if path == "universal" else {}
+    expected = plain(target, inputs, **settings)
+    assert ours(target, inputs, **settings, draft_model=twin, num_draft_tokens=3).tolist() == expected.tolist()
+    assert expected.shape[1] == 8
 
 
 class AtLengths(StoppingCriteria):

@@ -400,3 +400,14 @@ def test_what_chains_show_holds_for_trees_until_one_was_tried():
         schedule.update(finished([0], [[0.0, 0.0]]))
     schedule.plan(batch)
     assert schedule.trees.rates(0)[0] < before - 0.05
+
+
+def test_a_tree_that_is_kept_whole_says_nothing_of_deeper_levels():
+    schedule, batch = Adaptive(), batch_at([10])
+    schedule.begin(batch, lambda num_rows: Costs(0.1, 0.02))
+    schedule.plan(batch)
+    schedule.levels, before = 3, schedule.trees.rates(0)
+    tree = SimpleNamespace(**vars(finished([0], [[1.0, 1.0, 1.0]])) | {"num_accepted": [3]})
+    schedule.update(tree)
+    after = schedule.trees.rates(0)
+    assert all(new > old for new, old in zip(after, before, strict=True))

@@ -12,7 +12,9 @@ import pytest
 import torch
 import uvicorn
 from fastapi.testclient import TestClient
+from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
+import hf_speculative as hs
 from hf_speculative.call.attached import attached_to
 from hf_speculative.serving import guard
 from hf_speculative.serving.app import build_app
@@ -137,6 +139,7 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
         ("completions", {"prompt": [300]}, 400, "300"),
         ("completions", {"prompt": [300], "echo": True, "logprobs": 1}, 400, "300"),
         ("completions", {"prompt": ""}, 400, "empty"),
+        ("completions", {"prompt": [[]], "echo": True, "max_tokens": 0}, 400, "empty"),
         ("completions", {"prompt": "x", "model": "other"}, 404, "'tiny' is"),
         ("completions", {"prompt": "x" * 3000}, 413, "2000 bytes"),
         ("chat/completions", {"messages": [HELLO], "functions": []}, 400, "functions"),
@@ -342,6 +345,7 @@ def test_a_client_that_leaves_gives_its_lane_back(stream, address, target, engin
 
 
 LOOKUP = ["--prompt-lookup-num-tokens", "3"]
+NEO = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]]}
 
 
 @pytest.mark.parametrize(
@@ -357,3 +361,34 @@ def test_the_command_serves_an_attached_model(given, optimize, label, monkeypatc
     assert attached_to(model)[1].optimize == engine.options.config.optimize == optimize
     assert engine.options.source.label == label
     engine.close()
+
+
+def test_the_command_serves_a_model_on_the_universal_path(tmp_path, monkeypatch):
+    """Options of drafts go to each call, whether a `SpeculativeConfig` has them or not; a limit counts."""
+    target = GPTNeoForCausalLM(GPTNeoConfig(**tiny.COMMON | NEO | {"vocab_size": 300}))
+    target.save_pretrained(tmp_path)
+    tongues.byte_level(300).save_pretrained(tmp_path)
+    built = Mock()
+    monkeypatch.setattr("hf_speculative.serving.app.build_app", built)
+    monkeypatch.setattr(uvicorn, "run", Mock())
+    given = (*LOOKUP, "--num-assistant-tokens-schedule", "constant", "--reproducible", "--max-length", "20")
+    assert run_command("serve", tmp_path, *given, "--host", "0.0.0.0", "--api-key", "x").exit_code == 0
+    app = build_app(*built.call_args.args, **built.call_args.kwargs)
+    with TestClient(app) as client, hs.record() as statistics:
+        client.headers["authorization"] = "Bearer x"
+        assert client.get("/v1/models").json()["data"][0]["max_model_len"] == 20
+        body = {"prompt": [5, 9], "max_tokens": 9, "logit_bias": {"70": 100}}
+        assert client.post("/v1/completions", json=body).status_code == 200
+        assert 0 < statistics.num_draft_tokens <= 3 * statistics.num_spec_steps
+    refused = run_command("serve", tmp_path, "--max-lanes", "3")
+    assert refused.exit_code == 2 and "--max-lanes and --max-waiting have no effect on GPTNeo" in refused.output
+
+
+@pytest.mark.parametrize("key", ["", "x"])
+def test_the_command_warns_of_a_server_without_a_key(key, monkeypatch):
+    monkeypatch.setattr("hf_speculative.serving.app.build_app", built := Mock())
+    monkeypatch.setattr(uvicorn, "run", Mock())
+    monkeypatch.setenv("HF_SPECULATIVE_API_KEY", key)
+    output = run_command("serve", "--host", "0.0.0.0").output
+    assert ("without a password" in output) == (not key)
+    built.call_args.args[3].close()

@@ -278,6 +278,7 @@ def reasoning(content):
         *(("responses", reasoning(content), None) for content in ([{"a": 1}], 5, [5], [{"text": 5}], {"a": 1}, "abc")),
         ("responses", {"input": [{"role": "user", "content": 5}]}, "content"),
         ("responses", {"input": [{"role": "user", "content": [5]}]}, "content"),
+        ("responses", {"input": "x", "messages": HELLO}, "messages"),
         ("chat/completions", {"response_format": form_of(type="structural_tag", triggers=["<"])}, "response_format"),
         ("chat/completions", {"response_format": form_of(grammars=[{"lark_grammar": "start:"}])}, "response_format"),
         ("chat/completions", {"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
@@ -319,6 +320,26 @@ def test_fields_of_vllm_that_say_where_an_answer_ends(name, client, target, toke
     body |= {"ignore_eos": True} if name == "ignore_eos" else {"min_tokens": at + 2}
     (choice,) = ask(client, "completions", body, Completion).choices
     assert choice.logprobs.tokens == [tokenizer.decode([token]) for token in expected]
+
+
+def test_an_answer_ends_where_the_template_ends_one(target, tokenizer):
+    """Though the generation config does not name that token."""
+    own, target = copy.deepcopy(tokenizer), copy.deepcopy(target)
+    target.generation_config.eos_token_id = None
+    tokens = alone(target, own("hello")["input_ids"], max_new_tokens=12)
+    end = own.convert_ids_to_tokens(tokens[4])
+    own.add_special_tokens({"additional_special_tokens": [end]})
+    own.chat_template = TEMPLATE.replace("{% endfor %}", f"{{{{ {end!r} if message['role'] == 'assistant' }}}}{{% endfor %}}")
+    with running(target, tokenizer=own) as engine, TestClient(build_app(target, own, "tiny", engine)) as client:
+        body = {"messages": HELLO, "max_tokens": 12}
+        answer = ask(client, "chat/completions", body, ChatCompletion)
+        assert answer.usage.completion_tokens == tokens.index(tokens[4]) + 1
+        assert answer.choices[0].finish_reason == "stop" and engine.ended == {"stop": 1}
+        body = {"prompt": "hello", "max_tokens": 12}
+        assert ask(client, "completions", body, Completion).usage.completion_tokens == 12
+        body = {"messages": HELLO, "max_tokens": tokens.index(tokens[4]) + 1}
+        assert ask(client, "chat/completions", body, ChatCompletion).choices[0].finish_reason == "stop"
+        assert engine.ended == {"stop": 2, "length": 1}, "its last token is its end"
 
 
 def test_penalties_count_the_answer_alone(client, target, tokenizer, ids):
@@ -396,7 +417,9 @@ class Processor:
     def apply_chat_template(self, turns, **keywords):
         self.turns.append(turns)
         inputs = self.tokenizer("hello", return_tensors="pt")
-        if any(part["type"] == "image" for turn in turns for part in turn["content"]):
+        if not any(part["type"] == "image" for turn in turns for part in turn["content"]):
+            inputs["mm_token_type_ids"] = torch.zeros_like(inputs["input_ids"])  # as some have it, with images or without
+        else:
             inputs["position_ids"] = torch.arange(inputs["input_ids"].shape[1])[None]
         return inputs
 
@@ -412,8 +435,8 @@ def test_a_processor_gets_no_keywords_of_clients(tokenizer):
 
 
 def test_images_go_through_generate(target, tokenizer, ids):
-    """Several in a message, on their own thread; the engine never hears of them."""
-    processor, url = Processor(tokenizer), "data:image/png;base64,AA"
+    """Several in a message, on their own thread; the engine never hears of them. Their size is not that of a prompt."""
+    processor, url = Processor(tokenizer), f"data:image/png;base64,{'A' * 2_000_000}"
     images = [{"type": "image_url", "image_url": {"url": url}}, {"type": "input_image", "image_url": url}]
     messages = [{"role": "user", "content": [{"type": "text", "text": "what?"}, *images]}]
     body = {"messages": messages, "max_tokens": 8, "temperature": 1, "seed": 3}
@@ -435,5 +458,7 @@ def test_images_go_through_generate(target, tokenizer, ids):
         of_a_file = [{"type": "image_url", "image_url": {"url": "/etc/passwd"}}]
         response = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": of_a_file}]})
         assert response.status_code == 400 and "`data:` or `http" in response.text
+        body["messages"] = [{"role": "user", "content": "x" * 2_000_000}]
+        assert "cannot fit" in client.post("/v1/chat/completions", json=body).text
         body["messages"] = HELLO
         assert client.post("/v1/chat/completions", json=body).status_code == 200 and engine.num_prompt_tokens > 0

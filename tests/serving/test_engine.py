@@ -11,6 +11,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import GPTNeoConfig, GPTNeoForCausalLM, LogitsProcessor
 
 from hf_speculative.call.configuration import as_keywords
+from hf_speculative.models import ragged_cache
+from hf_speculative.models.ragged import RaggedModel
+from hf_speculative.models.ragged_cache import RaggedLayer
 from hf_speculative.schedules import Costs
 from hf_speculative.serving.engine import Closed, QueueFull
 from hf_speculative.serving.requests import Request
@@ -222,6 +225,35 @@ def test_a_pass_that_fails_ends_those_that_run_and_no_others(target):
         with target.register_forward_pre_hook(fail, with_kwargs=True), pytest.raises(torch.OutOfMemoryError):
             submit(engine, [5], max_new_tokens=3).wait()
         assert submit(engine, [9], max_new_tokens=3).wait() == alone(target, [9], max_new_tokens=3)
+
+
+def test_a_cache_that_ran_out_of_memory_while_it_grew_is_not_used_again(target, monkeypatch):
+    monkeypatch.setattr(ragged_cache, "MAX_AHEAD", 4)
+    grown, grow = [], RaggedLayer.grow
+
+    def fail(layer):
+        grown.extend([layer] * layer.is_initialized)
+        if len(grown) == 2:
+            raise torch.OutOfMemoryError("none left")
+        grow(layer)
+
+    with running(copy.deepcopy(target)) as engine:
+        with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+            patch.setattr(RaggedLayer, "grow", fail)
+            submit(engine, [5], max_new_tokens=40).wait()
+        assert len(grown) == 2
+        for prompt in ([9], [5] * 20):
+            assert submit(engine, prompt, max_new_tokens=9).wait() == alone(target, prompt, max_new_tokens=9)
+
+
+def test_rows_that_are_read_alone_share_nothing(target, monkeypatch):
+    """As under `reproducible="bitwise"` with our kernels: what is told as cached was not read again."""
+    monkeypatch.setattr(RaggedModel, "reads_alone", True)
+    with running(target, max_lanes=2) as engine:
+        answers = [submit(engine, [*PROMPTS[-1], i], max_new_tokens=8) for i in range(3)]
+        for i, answer in enumerate(answers):
+            assert answer.wait() == alone(target, [*PROMPTS[-1], i], max_new_tokens=8)
+        assert engine.num_cached_tokens == 0
 
 
 def test_refused_before_it_waits(target):

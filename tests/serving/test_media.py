@@ -51,6 +51,7 @@ def test_images_among_texts(target, draft):
         # The next turn of a conversation goes on from what is parked, of texts alone.
         again = submit(engine, asked[0][0], 0, inputs=asked[0][1], **SETTINGS[0])
         assert again.wait() == expected[0] and again.request.num_cached == 0
+        assert submit(engine, [5, 9, 11], 4, **SETTINGS[1]).wait() == expected[4], "and a text after an image"
 
 
 def test_passes_of_one_shape_take_no_images(target):

@@ -89,7 +89,7 @@ def install(folder, monkeypatch) -> Emulated:
     monkeypatch.setattr(exported, "CompiledPackage", compiler.open_package)
     popen = SimpleNamespace(Popen=lambda command, **kwargs: compiler.started.append(command), DEVNULL=None)
     monkeypatch.setattr(artifacts, "subprocess", popen)
-    monkeypatch.setattr(artifacts, "_started", set())
+    monkeypatch.setattr(artifacts, "_started", {})
     monkeypatch.setattr(artifacts, "_has_no_power_to_spare", lambda: False)
     monkeypatch.setattr(execution, "ENOUGH_SECONDS", 0.0)
     pool._kept.clear()

@@ -26,6 +26,8 @@ from transformers.distributed import DistributedConfig
 
 import hf_speculative as hs
 from hf_speculative.call import learned
+from hf_speculative.drafting.draft_model import DraftModelSource
+from hf_speculative.drafting.hybrid import HybridDrafter
 from hf_speculative.interfaces import Drafter, Schedule
 from hf_speculative.models import probe, verified_types
 from hf_speculative.schedules import Adaptive, round_costs
@@ -143,13 +145,25 @@ def reproducible_is_plain_under_the_first_ranks_seed(rank):
 
 @check
 def clocks_of_their_own_do_not_lead_ranks_apart(rank):
-    """Costs are assumed, and no rank learns from its own clock."""
+    """The first rank's lengths count, with a draft that seems to pay."""
     clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + rank * random.random())
-    with mock.patch.object(round_costs, "time", clock):
+    cheap = mock.patch.object(DraftModelSource, "cost_of_token", lambda *args: 0.05)
+    with mock.patch.object(round_costs, "time", clock), cheap:
         for do_sample in (True, False):
-            decide_alike("split draft", do_sample=do_sample, max_new_tokens=100)
-    kinds = learned._costs[MODELS["split target"]][MODELS["split draft"]].values()
-    assert not any(fit.num_timed for costs in kinds for fit in costs.fits.values())
+            _, stats = decide_alike("split draft", do_sample=do_sample, max_new_tokens=100)
+            assert stats.num_draft_tokens > 20
+
+
+@check
+def guesses_are_not_chosen_by_rank(rank):
+    """Beside a draft that all ranks run: none join by themselves, and none that are asked for."""
+    target, call = MODELS["split target"], tiny.prompts(1) | SETTINGS | {"do_sample": False}
+    with mock.patch.object(HybridDrafter, "propose", side_effect=AssertionError):
+        hs.generate(target, **call, assistant_early_exit=1)
+    with pytest.raises(ValueError, match="guesses beside a draft that several ranks run"):
+        hs.generate(target, **call, draft_model=[MODELS["split draft"], "auto"])
+    ids = hs.generate(target, **call, draft_model=[MODELS["draft"], "auto"]).tolist()
+    assert from_both(ids) == [ids, ids]
 
 
 @check

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors import SafetensorError
+from transformers import TrainingArguments
 
 import hf_speculative as hs
 from hf_speculative.distillation.sampling_params import SamplingParams
@@ -268,6 +269,32 @@ def test_a_folder_without_a_run_is_not_resumed(learn, tmp_path):
     with pytest.raises(ValueError, match=r"typo'` holds no run to go on with: name its folder, or begin one without"):
         learn(tiny.llama(), tmp_path / "typo", resume=True)
     assert not (tmp_path / "typo").exists()
+    (tmp_path / "other.txt").touch()
+    with pytest.raises(ValueError, match="holds no run to go on with"):
+        learn(tiny.llama(), tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("stopped_at", ["prompts.jsonl", None])
+def test_a_run_that_was_stopped_early_is_resumed(stopped_at, tokenizer, tmp_path):
+    """While the target wrote its prompts, or before anything was written."""
+    if stopped_at is not None:
+        (tmp_path / stopped_at).touch()
+    Run(tiny.llama(), tmp_path, Settings(**SETTINGS), tokenizer, Watch()).begin(True)
+
+
+def test_several_devices_are_for_a_launcher(learn, tmp_path, monkeypatch):
+    """Else Trainer would copy the draft to each visible GPU, for losses that are no numbers."""
+    prepare, found = TrainingArguments.__post_init__, []
+
+    def with_two(self):
+        prepare(self)
+        self._n_gpu = 2
+
+    monkeypatch.setattr(TrainingArguments, "__post_init__", with_two)
+    monkeypatch.setattr(DraftTrainer, "__init__", lambda self, *given, args, **others: found.append(args.n_gpu) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        learn(tiny.llama(), tmp_path)
+    assert found == [1]
 
 
 class Machine:
@@ -301,6 +328,7 @@ def test_minutes_bound_the_whole_run(step, measuring, learn, tmp_path, monkeypat
     assert 60 < machine.now <= 120 + step
     assert result.data["num_answers"] == 5, "48 of 120 seconds are for answers"
     assert result.after is not None and result.best_step > 0 and weights_of(tmp_path)
+    assert result.num_steps == max(point.step for point in result.curve), "those that were made"
 
 
 def test_a_run_whose_time_cut_its_answers_goes_on_with_those(learn, tmp_path, monkeypatch):

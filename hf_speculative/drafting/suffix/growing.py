@@ -29,14 +29,14 @@ class GrowingText:
                     places[tuple(self.tokens[-n:])].append(len(self.tokens))
             self.tokens.append(token)
 
-    def longest_match(self, most: int) -> tuple[int, list[list[int]]]:
-        """How many of the last tokens, `most` at most, stood before, and what followed there, the latest last."""
+    def longest_match(self, most: int, num_tokens: int) -> tuple[int, list[list[int]]]:
+        """How many of the last tokens, `most` at most, stood before, and `num_tokens` that followed there, the latest last."""
         for n, places in self._places.items():
             found = places.get(tuple(self.tokens[-n:]), [])[-MOST_PLACES:] if n <= most else []
             if found:
                 lengths = [self._length(place, n, most) for place in found]
                 latest = [place for place, length in zip(found, lengths, strict=True) if length == max(lengths)]
-                return max(lengths), [self.tokens[place : place + most + 1] for place in latest[-MOST_VOTES:]]
+                return max(lengths), [self.tokens[place : place + num_tokens] for place in latest[-MOST_VOTES:]]
         return 0, []
 
     def _length(self, place: int, length: int, most: int) -> int:

@@ -2,5 +2,7 @@
 
 #: a Hub name, or a subfolder of the model's own repository, as `./draft`
 DRAFT_MODEL: str | None = None
-#: tokens to draft a round; by default chosen each round, by measured cost
-NUM_DRAFT_TOKENS: int | None = None
+#: a method that needs no model, alone or beside it, as `suffix`
+METHOD: str | None = None
+#: of `SpeculativeConfig`, by name
+SETTINGS: dict = {}

@@ -8,7 +8,7 @@ from transformers import GenerationMixin
 
 import hf_speculative
 
-from .defaults import DRAFT_MODEL, NUM_DRAFT_TOKENS
+from .defaults import DRAFT_MODEL, METHOD, SETTINGS
 
 SOURCES = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 #: transformers hands these over as well: they said where this file comes from
@@ -31,10 +31,10 @@ def generate(*args, model, **kwargs):
         kwargs.pop("assistant_model", None)  # transformers fills in what a call leaves out; None would mean: no draft
     config = kwargs.get("speculative_config") or hf_speculative.SpeculativeConfig()
     is_open = "draft_model" not in kwargs and all(kwargs.get(name) is None for name in SOURCES)
-    if DRAFT_MODEL is not None and is_open:
-        kwargs["draft_model"] = _draft_of(model, DRAFT_MODEL)
-        defaults = hf_speculative.SpeculativeConfig(num_draft_tokens=NUM_DRAFT_TOKENS)
-        kwargs["speculative_config"] = config.over(defaults)
+    draft = [part for part in (DRAFT_MODEL, METHOD) if part is not None]
+    if draft and is_open:
+        kwargs["draft_model"] = [_draft_of(model, part) if part is DRAFT_MODEL else part for part in draft]
+        kwargs["speculative_config"] = config.over(hf_speculative.SpeculativeConfig(**SETTINGS))
     return hf_speculative.generate(model, **kwargs)
 
 

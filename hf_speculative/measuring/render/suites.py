@@ -70,11 +70,13 @@ def _by_category(evaluation: Evaluation, setting: Setting) -> dict[str, dict[str
             counts += ours[index].statistics or Statistics()
         speeds = [(user_speed(ours[index]) or 0.0, user_speed(plain[index])) for index in indices]
         ratios = [own / other for own, other in speeds if other]
+        num_tokens = min(sum(len(rows[index].new_ids) for index in indices) for rows in (ours, plain))
+        is_told = num_tokens >= evaluation.header.get("fewest_tokens", 0)
         found[category] = {
             "num_prompts": len(indices),
-            "statistics": {"mean_acceptance_length": counts.mean_acceptance_length},
-            "user_tokens_per_second": statistics.median(own for own, _ in speeds),
-            "speedup": None if setting.is_plain or not ratios else statistics.median(ratios),
+            "statistics": {"mean_acceptance_length": counts.mean_acceptance_length if is_told else None},
+            "user_tokens_per_second": statistics.median(own for own, _ in speeds) if is_told else None,
+            "speedup": statistics.median(ratios) if is_told and ratios and not setting.is_plain else None,
         }
     return found
 
