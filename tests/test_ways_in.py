@@ -21,8 +21,8 @@ from transformers import (
 from transformers.cli.serving.utils import CBGenerateManager, GenerateManager
 
 import hf_speculative as hs
-from hf_speculative.generation import generate_rounds
 from hf_speculative.embedded import FOLDER, HEAD
+from hf_speculative.generation import generate_rounds
 from tests.support import tiny
 from tests.support.plain import NO_FLASH, speculates
 

@@ -66,9 +66,9 @@ def load_head(name: str | Path, **kwargs) -> PreTrainedModel | None:
 
 def layout_for(head: PreTrainedModel) -> str | None:
     """The name of a layout that has a place for a head: speculators', which vLLM reads, if it has; `None` if none has."""
-    kinds = (kind for kind in LAYOUTS if kind.name is not None and isinstance(head.config, tuple(kind.models)))
-    names = {kind.name for kind in kinds if first_reason(kind.unsupported(head.config)) is None}
-    return "speculators" if "speculators" in names else min(names, default=None)
+    kinds = [kind for kind in LAYOUTS if isinstance(head.config, tuple(kind.models))]
+    names = [kind.name for kind in kinds if kind.name is not None and first_reason(kind.unsupported(head.config)) is None]
+    return "speculators" if "speculators" in names else next(iter(names), None)
 
 
 def write_head(head: PreTrainedModel | Layout, folder: str | Path, layout: str, target_name: str | None = None) -> None:

@@ -42,7 +42,7 @@ class RecordingModel(RaggedModel):
         self.recording = self.cache.recorded = RaggedLayer(self.cache)
 
     def release(self) -> None:
-        self.recording = self.cache.recorded = None  # other calls take the cache
+        self.recording, self.cache.recorded = RaggedLayer(self.cache), None  # other calls take the cache
         super().release()
 
     def run(self, **inputs):

@@ -263,6 +263,7 @@ def test_a_run_that_was_killed_after_its_last_step_is_finished(trained, learn, t
     replace(whole, folder=folder, best_step=None, curve=[]).write()
     result = learn(target, folder, resume=True)
     assert weights_of(folder) == weights_of(whole.folder) and result.curve == whole.curve
+    assert result.seconds == pytest.approx(whole.seconds) and result.num_steps == whole.num_steps
 
 
 def test_a_folder_without_a_run_is_not_resumed(learn, tmp_path):
