@@ -124,11 +124,13 @@ def drawn(pair):
     return distributions.sample(pair[0], {"draft_model": pair[1]}, top_k=3)
 
 
+@pytest.mark.slow
 def test_samples(pair, drawn):
     for prompt, samples in drawn:
         distributions.assert_samples(samples, distributions.exact_distribution(pair[0], prompt, top_k=3))
 
 
+@pytest.mark.slow
 def test_control_biased_samples_are_caught(pair, drawn):
     """The same test fails where they should come from slightly other settings (TV about 0.04)."""
     prompt, samples = drawn[0]
