@@ -18,7 +18,7 @@ RUN pip wheel --no-deps --wheel-dir /wheels . \
     && pip install --constraint constraints.txt "$(ls /wheels/*.whl)[serving]"
 
 FROM python:${PYTHON}-slim
-# which compiles our kernels and passes
+# a compiler for our kernels and passes
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home --uid 1000 server && mkdir /models && chown server /models
 COPY --from=build /venv /venv

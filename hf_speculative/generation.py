@@ -19,7 +19,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from .batches import AttachedBatch, plain_manager
 from .call import checks
-from .call.attached import Attached, attached_to, decode, own_generate, patches, plain_generate_of, plain_model, use_kernel_of
+from .call.attached import Attached, attached_to, decode, of_patch, own_generate, patches, plain_generate_of, use_kernel_of
 from .call.configuration import SpeculativeConfig
 from .call.decoding import SpeculativeDecoding
 from .call.option_table import CALL, DRAFTS, checked as checked_option, documented
@@ -97,7 +97,7 @@ class SpeculativeGenerationMixin:
         """`hf_speculative.generate` as a method; without a draft, what the next class in line does."""
         if kwargs.get("custom_generate") is not None:
             return super().generate(*args, **kwargs)  # type: ignore[misc]
-        return decode(self, super().generate, args, kwargs)  # type: ignore[misc]
+        return decode(self, super().generate, args, kwargs, *of_patch(self))  # type: ignore[misc]
 
 
 def attach(
@@ -200,20 +200,20 @@ def _patched(original):
 
     @functools.wraps(original)
     def generate(self, *args, **kwargs):
-        found = patches[-1:]  # at once, since other threads may undo theirs
-        if kwargs.get("custom_generate") is not None or not found or plain_model.get() is self:
+        draft, config = of_patch(self)
+        if kwargs.get("custom_generate") is not None or config is None:
             return original(self, *args, **kwargs)
-        return decode(self, original.__get__(self), args, kwargs, found[0].draft_model, found[0].config)
+        return decode(self, original.__get__(self), args, kwargs, draft, config)
 
     return generate
 
 
 def _generate_batch(self, *args, **kwargs):
     """`ContinuousMixin.generate_batch`, or with a draft if the newest patch in force has one."""
-    found = [patch for patch in patches[-1:] if patch.draft_model is not None]
-    if not found:
+    draft, config = of_patch(self)
+    if draft is None or config is None:
         return ContinuousMixin.generate_batch(self, *args, **kwargs)
-    return AttachedBatch(Attached(self, found[0].draft_model, found[0].config))(*args, **kwargs)
+    return AttachedBatch(Attached(self, draft, config))(*args, **kwargs)
 
 
 class patch_transformers:

@@ -171,7 +171,8 @@ def test_models_of_a_patch():
     model, own = tiny.llama(), vars(GenerationMixin).get("generate_batch")
     with hs.patch_transformers(tiny.noisy_copy(model)):
         assert speculates(lambda: model.generate_batch(IDS.tolist(), CONFIG))
-        assert speculates(lambda: hs.generate(model, IDS, **GREEDY))
+        mixed = Mixed(model.config).eval()
+        assert speculates(lambda: hs.generate(model, IDS, **GREEDY)) and speculates(lambda: mixed.generate(IDS, **GREEDY))
         assert speculates(lambda: [*hs.generate_batches(model, IDS.tolist(), **GREEDY)])
         assert speculates(lambda: [*generate_rounds(model, input_ids=IDS, **GREEDY)])
         with hs.patch_transformers():

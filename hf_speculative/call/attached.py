@@ -28,13 +28,20 @@ def own_generate(model):
 
 #: patches of transformers in force, the newest last: each has a `draft_model` and a `config`
 patches: list[Any] = []
+#: the model whose call goes on without a draft, whatever a patch of transformers says
+plain_model: ContextVar[Any] = ContextVar("plain_model", default=None)
 
 
 def attached_to(model) -> tuple[Any, SpeculativeConfig | None]:
     """The draft and the settings that `attach` gave a model, else those of the newest patch; `(None, None)` without."""
     attached = own_generate(model)
-    given = [attached] if isinstance(attached, Attached) else patches[-1:]
-    return (given[0].draft_model, given[0].config) if given else (None, None)
+    return (attached.draft_model, attached.config) if isinstance(attached, Attached) else of_patch(model)
+
+
+def of_patch(model) -> tuple[Any, SpeculativeConfig | None]:
+    """The draft and the settings of the newest patch; `(None, None)` without, and in a call that goes on plainly."""
+    found = patches[-1:]  # at once, since other threads may undo theirs
+    return (found[0].draft_model, found[0].config) if found and plain_model.get() is not model else (None, None)
 
 
 def use_kernel_of(model, kwargs: Mapping[str, Any]) -> None:
@@ -119,10 +126,6 @@ def decode(model, plain_generate, args: tuple, kwargs: dict[str, Any], attached_
             warnings.warn(f"nothing is drafted in this call: {error.__cause__}", stacklevel=3)
             kwargs |= {name: options[name] for name in ("streamer", "synced_gpus") if options[name] is not None}
         return _plainly(model, plain_generate, kwargs)
-
-
-#: the model whose call goes on without a draft, whatever a patch of transformers says
-plain_model: ContextVar[Any] = ContextVar("plain_model", default=None)
 
 
 def _plainly(model, plain_generate, kwargs: dict[str, Any]):

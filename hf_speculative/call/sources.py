@@ -63,7 +63,7 @@ def source_of(argument: str, value, options: dict[str, Any] | None = None) -> Dr
 def with_guesses(source: DraftSource, model: PreTrainedModel, has_grammar: bool, is_free: bool) -> DraftSource:
     """Add drafts that cost no pass to a source: what the call's grammar forces, and copies.
 
-    None to a draft that all ranks of a tensor parallel model run: each would choose between both by its own clock.
+    Drafts that all ranks of a tensor parallel model make stay alone: each rank would choose between both by its own clock.
 
     Args:
         model: the target.

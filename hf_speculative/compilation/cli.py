@@ -54,9 +54,9 @@ def compile_command(settings: Options) -> None:
         target, draft, *_ = load_pair(settings.model, settings.draft_model, Machine(settings.dtype, "cpu"))
     for role, one, recorded in _passes(target, draft):
         linears.use_kernel(one)
-        start, decides = time.perf_counter(), not (one.config.is_encoder_decoder or artifacts.is_head(one))
+        start, takes_a_path = time.perf_counter(), not (one.config.is_encoder_decoder or artifacts.is_head(one))
         try:
-            if reason := uncompilable_reason(one) or (choose(one).reason if decides else None):
+            if reason := uncompilable_reason(one) or (choose(one, role == "draft").reason if takes_a_path else None):
                 raise artifacts.CannotCompile(f"it {reason}")
             is_there = artifacts.files_of(one, recorded).are_there
             with ends_at_once():

@@ -207,7 +207,7 @@ class AgreedStopping(Stopping):
 
 
 def all_ranks_draft(model: PreTrainedModel, draft: PreTrainedModel | None, draft_reads_target: bool) -> bool:
-    """Whether the drafter runs a model that several ranks share, so that it needs all of them. Arguments as of `ranks_of`."""
+    """Whether drafts are made on all ranks of a shared model, not by the first one for all. Arguments as of `ranks_of`."""
     own = group_of(draft)
     if own is None and group_of(model) is None:
         return False

@@ -27,7 +27,7 @@ def export_generate(folder: str | Path, *, repo_id: str | None = None) -> Path:
         The folder of the code.
 
     Raises:
-        ValueError: the folder's README or `speculative_config.json` cannot be read.
+        ValueError: the folder's README or `speculative_config.json` cannot be read, or names a `draft_revision`.
     """
     folder = Path(folder)
     readme, code = folder / "README.md", folder / "custom_generate"

@@ -11,7 +11,7 @@ from huggingface_hub import HfApi
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, cached_file
 
-from ..call.attached import attached_to, own_generate
+from ..call.attached import Attached, own_generate
 from ..call.configuration import SpeculativeConfig
 from ..call.option_table import CONFIG, DRAFTS, ROWS, checked as checked_option
 from ..call.sources import SETTINGS_OF_ONE, is_configured
@@ -131,7 +131,9 @@ def save_pretrained(
         raise TypeError(f"`{name}={kwargs[name]!r}` has no effect on `save_pretrained`: leave it out.")
     folder, config = Path(save_directory), config or SpeculativeConfig()
     draft_model = checked_option("draft_model", draft_model)
-    attached_draft, theirs = attached_to(model)
+    attached_draft, theirs = None, None
+    if isinstance(attached := own_generate(model), Attached):  # not of a patch, which is for all models
+        attached_draft, theirs = attached.draft_model, attached.config
     if theirs is not None:
         if draft_model is not None and draft_model != attached_draft:
             theirs = replace(theirs, **dict.fromkeys(SETTINGS_OF_ONE))  # about what is attached

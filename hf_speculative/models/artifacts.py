@@ -259,6 +259,7 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
         # `.to(dtype)` casts buffers as well, which a model that is made or loaded in `dtype` has in float32.
         "is_cast": all(buffer.dtype == model.dtype for buffer in model.buffers() if buffer.is_floating_point()),
     }
+    place = ""
     try:
         place = tempfile.mkdtemp(prefix="hf_speculative-")  # the process removes it
         model.config.save_pretrained(place)
@@ -268,6 +269,7 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
         _started[path.name] = subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
     except (OSError, ValueError) as error:  # no room for files, or a config that cannot be saved
         logger.warning(f"Passes of {type(model).__name__} cannot be compiled in the background ({_short(error)}).")
+        shutil.rmtree(place, ignore_errors=True)
         return
     logger.warning(
         f"Passes of {type(model).__name__} are compiled in the background, for later calls and processes; `optimize=False` or "

@@ -67,7 +67,8 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
         from transformers import AutoProcessor
 
         from ..call.configuration import as_keywords
-        from ..generation import attach
+        from ..call.preparation import prepare
+        from ..generation import attach, attached_to
         from ..models import choose
         from .engine import Engine
 
@@ -86,7 +87,8 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
         api_key = settings.api_key or os.environ.get("HF_SPECULATIVE_API_KEY")
         engine, keywords = None, as_keywords(drafting)
         # Its passes are the fastest that are safe.
-        attach(target, draft, optimize=drafting.get("optimize"), learn=settings.learn)
+        attach(target, draft, learn=settings.learn, config=keywords.pop("speculative_config", None))
+        prepare(target, dict(keywords), *attached_to(target))  # refuses what no request could use
         if choose(target).name == "ragged":
             engine = Engine(
                 target,

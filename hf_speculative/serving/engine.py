@@ -42,9 +42,9 @@ DEFAULT_MAX_LENGTH = 2**15
 
 
 def most_tokens(model: PreTrainedModel, max_length: int | None) -> int:
-    """The most tokens of prompt and answer together: the model's limit, or a lower one."""
-    limits = [limit for limit in (max_length, max_positions_of(model)) if limit is not None]
-    return min(limits, default=DEFAULT_MAX_LENGTH)
+    """The most tokens of prompt and answer together, of an encoder-decoder model of each: its limit, or a lower one."""
+    own = None if model.config.is_encoder_decoder else max_positions_of(model)
+    return min((limit for limit in (max_length, own) if limit is not None), default=DEFAULT_MAX_LENGTH)
 
 
 class QueueFull(RuntimeError):

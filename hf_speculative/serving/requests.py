@@ -57,6 +57,19 @@ def logprobs_of_prompt(model: PreTrainedModel, prompt: Sequence[int], num_top: i
     return found
 
 
+def check_room(num_before: int, num_new: int, max_length: int) -> None:
+    """Refuse an answer that does not fit behind its prompt.
+
+    Raises:
+        ValueError: both are longer than `max_length`.
+    """
+    if num_before + num_new > max_length:
+        raise ValueError(
+            f"the prompt has {num_before} tokens and {num_new} new ones are asked for, more than the {max_length} that "
+            "fit: shorten the prompt, or give a smaller `max_tokens`."
+        )
+
+
 class Run:
     """What a reply gets its tokens from.
 
@@ -185,11 +198,7 @@ def prepare_request(
         stopping = CriteriaStopping(stopping_criteria, 1)
         checks.check_generation(options, model, input_ids, generation_config, stopping.rows_may_differ)
         width, wanted = input_ids.shape[1], stopping.max_length or 0
-        if wanted > max_length:
-            raise ValueError(
-                f"the prompt has {width} tokens and {wanted - width} new ones are asked for, more than the {max_length} that "
-                "fit: shorten the prompt, or give a smaller `max_tokens`."
-            )
+        check_room(width, wanted - width, max_length)
         processors = Processors(logits_processor, 1)
         if processors.keeps_rows_together:
             raise ValueError("`guidance_scale` keeps rows together, which requests are not: leave it out.")

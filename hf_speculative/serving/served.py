@@ -16,7 +16,7 @@ from .processors import Penalties, StopTexts
 from .prompts import MEDIA_PARTS, Prompt, of_messages, variables_of
 from .protocol import BadRequest, Chat, Completion, Sampling, Tokenize, UnknownModel, WithTools, leaves
 from .replies import Client, Event, Reply
-from .requests import Run, logprobs_of_prompt
+from .requests import Run, check_room, logprobs_of_prompt
 from .responses import Responses
 
 #: new tokens where a request names no number
@@ -162,11 +162,15 @@ class Served:
         return tools.Parsed(template, tools.begun(template, self.tokenizer.decode(ids)), self._tools(body))
 
     def _reply(self, index: int, prompt: Prompt, body: Sampling, grammar: Any, tell: Callable[[Event], None]) -> Reply:
-        room = max(1, self.max_length - len(prompt.ids))
+        room = max(1, self.max_length - self._num_shared(prompt))
         most = body.max_tokens or min(DEFAULT_NEW_TOKENS, room, self.max_tokens or room)
         eos = self.eos if isinstance(body, Completion) else self.ends_of_chat
         ends = {*(body.stop_token_ids or []), *([] if body.ignore_eos else eos)}
         return Reply(index, prompt.ids, self.tokenizer, tell, self._parser(body, prompt, grammar), body, ends, most)
+
+    def _num_shared(self, prompt: Prompt) -> int:
+        """Tokens of a prompt that leave less room for its answer."""
+        return 0 if self.model.config.is_encoder_decoder else len(prompt.ids)
 
     def _submit(self, reply: Reply, prompt: Prompt, body: Sampling, grammar: Any, nth: int, client: Client) -> None:
         if body.max_tokens == 0:  # nothing but the prompt
@@ -176,6 +180,8 @@ class Served:
             return reply.finish(None)
         engine, media = self.engine, prompt.media
         runner = self.alone if engine is None or (media and not engine.takes_media) else engine
+        if runner is self.alone:
+            check_room(self._num_shared(prompt), reply.max_new_tokens, self.max_length)
         seed = None if body.seed is None else body.seed + nth
         settings = self._settings(body, prompt, reply, grammar)
         submit = partial(runner.submit, prompt.ids, reply.receive, reply.finish, seed, body.num_top, media, **settings)

@@ -15,6 +15,7 @@ from ..call.attached import own_generate
 from ..distillation.teacher import Collator, Example, Student, Teacher, unique
 from ..drafting.tables import TablesSource
 from ..generation import attach, detach
+from ..hf_compat.training import keep_to_one_device
 from ..measuring.inputs import Prompts
 from ..measuring.plan import fingerprint
 from ..measuring.processes import Processes
@@ -107,7 +108,7 @@ class Run:
         if path.exists() and not resume:
             raise ValueError(f"{shown} holds a run already: go on with `resume=True`, or name another folder.")
         made = {one.name for one in self.folder.iterdir()} if self.folder.is_dir() else {""}
-        if resume and made and made.isdisjoint((FILE, ANSWERS, PROMPTS)):
+        if resume and made and made.isdisjoint((FILE, ANSWERS, PROMPTS, CHECKPOINTS)):
             raise ValueError(f"{shown} holds no run to go on with: name its folder, or begin one without `resume`.")
         self.before = Trained.read(self.folder) if path.exists() else None
         if self.before is not None:
@@ -282,7 +283,7 @@ class Run:
         settings, device, count = self.settings, self.target.device.type, self.processes.count
         chosen = defaults(settings, self.folder / CHECKPOINTS, num_steps, every, device, count)
         args = TrainingArguments(**chosen | {"eval_on_start": is_new} | self.arguments)
-        args._n_gpu = min(1, args.n_gpu)  # Trainer would copy the draft to all visible ones; a launcher uses several
+        keep_to_one_device(args)
         trainer = DraftTrainer(
             self.student,
             self.teacher,

@@ -73,7 +73,7 @@ class Uncopied:
         return scores
 
 
-def test_a_processor_that_cannot_be_copied_is_no_draft_less(attached, emulated):
+def test_a_processor_that_cannot_be_copied_gives_no_warning(attached, emulated):
     """The suite takes warnings for errors."""
     call = tiny.prompts(1, width=9) | GREEDY
     found = attached.generate(**call, draft_model=None, logits_processor=[Uncopied()])

@@ -234,6 +234,11 @@ def test_a_draft_elsewhere_gets_its_own_revision_and_no_trust(monkeypatch):
     assert located(".", "org/target", here, elsewhere) == ("org/target", here)
 
 
+def test_a_patch_is_no_draft_of_one_model(target, draft, tmp_path):
+    with hs.patch_transformers("suffix"), pytest.raises(ValueError, match="nothing to name as a draft"):
+        hs.save_pretrained(target, tmp_path)
+
+
 def test_push(target, draft, tmp_path, monkeypatch):
     api = Mock()
     monkeypatch.setattr(pairing_module, "HfApi", api)

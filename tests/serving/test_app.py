@@ -371,7 +371,16 @@ def test_the_command_serves_a_model_on_the_universal_path(tmp_path, monkeypatch)
     built = Mock()
     monkeypatch.setattr("hf_speculative.serving.app.build_app", built)
     monkeypatch.setattr(uvicorn, "run", Mock())
-    given = (*LOOKUP, "--num-assistant-tokens-schedule", "constant", "--reproducible", "--max-length", "20")
+    given = (
+        *LOOKUP,
+        "--draft-sample-method",
+        "greedy",
+        "--num-assistant-tokens-schedule",
+        "constant",
+        "--reproducible",
+        "--max-length",
+        "20",
+    )
     assert run_command("serve", tmp_path, *given, "--host", "0.0.0.0", "--api-key", "x").exit_code == 0
     app = build_app(*built.call_args.args, **built.call_args.kwargs)
     with TestClient(app) as client, hs.record() as statistics:
@@ -380,6 +389,11 @@ def test_the_command_serves_a_model_on_the_universal_path(tmp_path, monkeypatch)
         body = {"prompt": [5, 9], "max_tokens": 9, "logit_bias": {"70": 100}}
         assert client.post("/v1/completions", json=body).status_code == 200
         assert 0 < statistics.num_draft_tokens <= 3 * statistics.num_spec_steps
+        response = client.post("/v1/completions", json={"prompt": [5, 9], "max_tokens": 19})
+        assert response.status_code == 400 and "more than the 20 that fit" in response.text
+        assert client.post("/v1/completions", json={"prompt": [5, 9]}).json()["usage"]["total_tokens"] <= 20
+    refused = run_command("serve", tmp_path, "--draft-model", "suffix", "--corpus", tmp_path / "missing.txt")
+    assert refused.exit_code == 2 and "missing.txt" in refused.output
     refused = run_command("serve", tmp_path, "--max-lanes", "3")
     assert refused.exit_code == 2 and "--max-lanes and --max-waiting have no effect on GPTNeo" in refused.output
 

@@ -34,7 +34,11 @@ def generate(*args, model, **kwargs):
     draft = [part for part in (DRAFT_MODEL, METHOD) if part is not None]
     if draft and is_open:
         kwargs["draft_model"] = [_draft_of(model, part) if part is DRAFT_MODEL else part for part in draft]
-        kwargs["speculative_config"] = config.over(hf_speculative.SpeculativeConfig(**SETTINGS))
+    if is_open and (draft or any(getattr(model.generation_config, name, None) for name in SOURCES)):
+        settings = dict(SETTINGS)
+        if not kwargs.get("do_sample", model.generation_config.do_sample):
+            settings.pop("draft_sample_method", None)  # refused in a call that samples nothing
+        kwargs["speculative_config"] = config.over(hf_speculative.SpeculativeConfig(**settings))
     return hf_speculative.generate(model, **kwargs)
 
 
