@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 import warnings
+import weakref
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -148,7 +149,8 @@ def clocks_of_their_own_do_not_lead_ranks_apart(rank):
     """The first rank's lengths count, with a draft that seems to pay."""
     clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + rank * random.random())
     cheap = mock.patch.object(DraftModelSource, "cost_of_token", lambda *args: 0.05)
-    with mock.patch.object(round_costs, "time", clock), cheap:
+    unknown = mock.patch.object(learned, "_costs", weakref.WeakKeyDictionary())
+    with mock.patch.object(round_costs, "time", clock), cheap, unknown:
         for do_sample in (True, False):
             _, stats = decide_alike("split draft", do_sample=do_sample, max_new_tokens=100)
             assert stats.num_draft_tokens > 20
