@@ -14,7 +14,7 @@ from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
 from hf_speculative.verification import BlockVerification, SampledVerification, TokenVerification, token
 from hf_speculative.verification.residual import draw_next_token
 from tests.support import distributions, tiny, trees
-from tests.support.cases import a_third, slow_but
+from tests.support.cases import a_third
 from tests.support.distributions import NEW, PROMPTS, SETTINGS, VOCAB, assert_all_found, assert_exact
 from tests.support.enumeration import enumerate_texts
 
@@ -66,7 +66,8 @@ def broken(pair):
     return draft
 
 
-@pytest.mark.parametrize("rule", slow_but(RULES, "block"))
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
 def test_a_broken_draft(pair, broken, rule):
     config = hs.SpeculativeConfig(rule=RULES[rule], num_draft_tokens=3)
     assert_exact(pair[0], {"draft_model": broken, "speculative_config": config}, ((5, 1, 3, 1), (4, 6)), top_k=3)
