@@ -222,8 +222,8 @@ class AttachedBatch:
     ) -> dict[str, GenerationOutput]:
         model, batching = self.attached.model, continuous_batching_config or ContinuousBatchingConfig()
         if kwargs.get("cache_implementation") == "paged":  # where `generate(draft_model=None)` ends
-            manager = {"persistent_manager": persistent_manager, "warmup": warmup}
-            return self._plain(inputs, generation_config, batching, record_timestamps, progress_bar, **manager, **kwargs)
+            given = (record_timestamps, progress_bar, persistent_manager, warmup)
+            return self._plain(inputs, generation_config, batching, *given, **kwargs)
         if unknown := sorted(kwargs.keys() - {"max_new_tokens"}):
             raise TypeError(f"`generate_batch` reads `generation_config` alone: put {', '.join(unknown)} there.")
         if not inputs:

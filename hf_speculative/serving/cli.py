@@ -66,9 +66,10 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
     with loading(console, "loading"):
         from transformers import AutoProcessor
 
+        from ..call.attached import attached_to
         from ..call.configuration import as_keywords
         from ..call.preparation import prepare
-        from ..generation import attach, attached_to
+        from ..generation import attach
         from ..models import choose
         from .engine import Engine
 
@@ -88,7 +89,6 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
         engine, keywords = None, as_keywords(drafting)
         # Its passes are the fastest that are safe.
         attach(target, draft, learn=settings.learn, config=keywords.pop("speculative_config", None))
-        prepare(target, dict(keywords), *attached_to(target))  # refuses what no request could use
         if choose(target).name == "ragged":
             engine = Engine(
                 target,
@@ -98,8 +98,10 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
                 tokenizer=getattr(processor, "tokenizer", processor),
                 **keywords,
             )
-        elif settings.max_lanes != Options.max_lanes or settings.max_waiting != Options.max_waiting:
-            raise ValueError(f"--max-lanes and --max-waiting have no effect on {type(target).__name__}: leave them out.")
+        else:
+            if settings.max_lanes != Options.max_lanes or settings.max_waiting != Options.max_waiting:
+                raise ValueError(f"--max-lanes and --max-waiting have no effect on {type(target).__name__}: leave them out.")
+            prepare(target, dict(keywords), *attached_to(target))  # refuses what no request could use
         app = build_app(
             target,
             processor,

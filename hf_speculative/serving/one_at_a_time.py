@@ -9,7 +9,7 @@ from transformers import BatchFeature, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..models import device_of
 from .protocol import BadRequest
-from .requests import Run
+from .requests import Run, check_room, num_before
 
 
 class Call(Run):
@@ -32,11 +32,12 @@ class OneAtATime:
     """Calls of one model, in order.
 
     Args:
+        max_length: the most tokens of prompt and answer together.
         kwargs: of each call, such as options of drafts; a request's own come first.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]):
-        self.model, self.tokenizer, self.kwargs = model, tokenizer, kwargs
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int, kwargs: Mapping[str, Any]):
+        self.model, self.tokenizer, self.max_length, self.kwargs = model, tokenizer, max_length, kwargs
         self.pool = ThreadPoolExecutor(1, "hf-speculative-one-at-a-time")
 
     def submit(self, prompt, receive, finish, seed, num_top, media, **settings) -> Call:
@@ -44,9 +45,11 @@ class OneAtATime:
 
         Raises:
             BadRequest: log-probabilities are asked for.
+            ValueError: the answer does not fit.
         """
         if num_top is not None:
             raise BadRequest("`logprobs`: a request that runs alone, as images do, has none: leave it out.", "logprobs")
+        check_room(num_before(self.model, prompt), settings["max_new_tokens"], self.max_length)
         call, ids, settings = Call(receive), torch.tensor([prompt]), {**self.kwargs, **settings}
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **media}
         if hasattr(self.model, "has_talker"):

@@ -57,6 +57,11 @@ def logprobs_of_prompt(model: PreTrainedModel, prompt: Sequence[int], num_top: i
     return found
 
 
+def num_before(model: PreTrainedModel, prompt: Sequence[int]) -> int:
+    """Tokens before an answer: those of the prompt, unless an encoder reads them."""
+    return 0 if model.config.is_encoder_decoder else len(prompt)
+
+
 def check_room(num_before: int, num_new: int, max_length: int) -> None:
     """Refuse an answer that does not fit behind its prompt.
 

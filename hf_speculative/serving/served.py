@@ -16,7 +16,7 @@ from .processors import Penalties, StopTexts
 from .prompts import MEDIA_PARTS, Prompt, of_messages, variables_of
 from .protocol import BadRequest, Chat, Completion, Sampling, Tokenize, UnknownModel, WithTools, leaves
 from .replies import Client, Event, Reply
-from .requests import Run, check_room, logprobs_of_prompt
+from .requests import Run, logprobs_of_prompt, num_before
 from .responses import Responses
 
 #: new tokens where a request names no number
@@ -55,8 +55,8 @@ class Served:
     ):
         self.model, self.processor, self.name, self.engine, self.max_tokens = model, processor, name, engine, max_tokens
         self.tokenizer: PreTrainedTokenizerBase = getattr(processor, "tokenizer", processor)
-        self.alone = OneAtATime(model, self.tokenizer, generate_kwargs or {})
         self.max_length = most_tokens(model, max_length) if engine is None else engine.max_length
+        self.alone = OneAtATime(model, self.tokenizer, self.max_length, generate_kwargs or {})
         self.eos = ids_of(setting_of(model, {}, "eos_token_id"))
 
     @cached_property
@@ -162,15 +162,11 @@ class Served:
         return tools.Parsed(template, tools.begun(template, self.tokenizer.decode(ids)), self._tools(body))
 
     def _reply(self, index: int, prompt: Prompt, body: Sampling, grammar: Any, tell: Callable[[Event], None]) -> Reply:
-        room = max(1, self.max_length - self._num_shared(prompt))
+        room = max(1, self.max_length - num_before(self.model, prompt.ids))
         most = body.max_tokens or min(DEFAULT_NEW_TOKENS, room, self.max_tokens or room)
         eos = self.eos if isinstance(body, Completion) else self.ends_of_chat
         ends = {*(body.stop_token_ids or []), *([] if body.ignore_eos else eos)}
         return Reply(index, prompt.ids, self.tokenizer, tell, self._parser(body, prompt, grammar), body, ends, most)
-
-    def _num_shared(self, prompt: Prompt) -> int:
-        """Tokens of a prompt that leave less room for its answer."""
-        return 0 if self.model.config.is_encoder_decoder else len(prompt.ids)
 
     def _submit(self, reply: Reply, prompt: Prompt, body: Sampling, grammar: Any, nth: int, client: Client) -> None:
         if body.max_tokens == 0:  # nothing but the prompt
@@ -180,8 +176,6 @@ class Served:
             return reply.finish(None)
         engine, media = self.engine, prompt.media
         runner = self.alone if engine is None or (media and not engine.takes_media) else engine
-        if runner is self.alone:
-            check_room(self._num_shared(prompt), reply.max_new_tokens, self.max_length)
         seed = None if body.seed is None else body.seed + nth
         settings = self._settings(body, prompt, reply, grammar)
         submit = partial(runner.submit, prompt.ids, reply.receive, reply.finish, seed, body.num_top, media, **settings)

@@ -107,8 +107,8 @@ class Run:
         files.check_output("`output`:", path, makes_folders=True)
         if path.exists() and not resume:
             raise ValueError(f"{shown} holds a run already: go on with `resume=True`, or name another folder.")
-        made = {one.name for one in self.folder.iterdir()} if self.folder.is_dir() else {""}
-        if resume and made and made.isdisjoint((FILE, ANSWERS, PROMPTS, CHECKPOINTS)):
+        made = {one.name for one in self.folder.iterdir()} if self.folder.is_dir() else None
+        if resume and (made is None or (made and made.isdisjoint((FILE, ANSWERS, PROMPTS, CHECKPOINTS)))):
             raise ValueError(f"{shown} holds no run to go on with: name its folder, or begin one without `resume`.")
         self.before = Trained.read(self.folder) if path.exists() else None
         if self.before is not None:
@@ -254,7 +254,7 @@ class Run:
         result.follow(trainer.state.log_history)
         best = trainer.state.best_model_checkpoint
         result.best_step = step_of(best) if best else trainer.state.global_step
-        result.seconds = max(pace.seconds, seconds_of(trainer.state.log_history))
+        result.seconds = seconds_of(trainer.state.log_history)
         result.num_steps = max(num_done, trainer.state.global_step)
         return self._kept(result, functools.partial(self.student.save, self.folder, self.tokenizer))
 

@@ -18,6 +18,7 @@ import hf_speculative as hs
 from hf_speculative.call.attached import attached_to
 from hf_speculative.serving import guard
 from hf_speculative.serving.app import build_app
+from tests.architectures.check import build
 from tests.support import tiny, tongues
 from tests.support.command import run_command
 from tests.support.served import PATIENCE, TEMPLATE, alone, running, streamed
@@ -396,6 +397,15 @@ def test_the_command_serves_a_model_on_the_universal_path(tmp_path, monkeypatch)
     assert refused.exit_code == 2 and "missing.txt" in refused.output
     refused = run_command("serve", tmp_path, "--max-lanes", "3")
     assert refused.exit_code == 2 and "--max-lanes and --max-waiting have no effect on GPTNeo" in refused.output
+
+
+def test_a_prompt_that_an_encoder_reads_takes_no_room_from_its_answer(tokenizer):
+    model = build("seq2seq", "bart")
+    with TestClient(build_app(model, tokenizer, "bart", None, max_length=24)) as client:
+        body = {"prompt": [[5, 9, 11] * 7], "max_tokens": 20, "ignore_eos": True}
+        assert client.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 20
+        refused = client.post("/v1/completions", json=body | {"max_tokens": 25})
+        assert refused.status_code == 400 and "more than the 24 that fit" in refused.text
 
 
 @pytest.mark.parametrize("key", ["", "x"])
