@@ -29,7 +29,7 @@ from .call.prompts import check_prompts, padded, prompt_ids, settings_of_request
 from .call.statistics import RowStatistics, Statistics
 from .distributed.synced_gpus import in_step, models_in_step
 from .hf_compat import ContinuousMixin, GenerationOutput, RequestStatus
-from .models import device_of, modes_of_a_call, without_dropout
+from .models import device_of, in_modes_of_a_call, without_dropout
 from .sampling.copying import check_apart, clone
 from .types import Round
 
@@ -141,12 +141,15 @@ class _Run:
 
     def completions(self, prompts: Iterator[tuple[int, Any]], window: int) -> Generator[Completion, None, None]:
         """The rows of all prompts, as they finish."""
+        with closing(self._completions(prompts, window)) as found:
+            yield from in_modes_of_a_call(found, self.model, self.options.source.draft_model)
+
+    def _completions(self, prompts: Iterator[tuple[int, Any]], window: int) -> Generator[Completion, None, None]:
         if self.model.config.is_encoder_decoder:  # the encoder reads all prompts of a call at once
             window = min(window, self.batch_size)
         model, draft = self.model, self.options.source.draft_model
         # Ranks may have more windows than others.
-        steps = in_step(self.options["synced_gpus"], model, draft, device_of(model))
-        with modes_of_a_call(model, draft), steps:
+        with in_step(self.options["synced_gpus"], model, draft, device_of(model)):
             while numbered := list(islice(prompts, window)):
                 ids = [(index, prompt_ids(prompt, index, model, self.tokenizer)) for index, prompt in numbered]
                 try:
@@ -220,7 +223,9 @@ class AttachedBatch:
         warmup: bool = True,
         **kwargs,
     ) -> dict[str, GenerationOutput]:
-        model, batching = self.attached.model, continuous_batching_config or ContinuousBatchingConfig()
+        model = self.attached.model
+        config = generation_config or model.generation_config
+        batching = continuous_batching_config or config.continuous_batching_config or ContinuousBatchingConfig()
         if kwargs.get("cache_implementation") == "paged":  # where `generate(draft_model=None)` ends
             given = (record_timestamps, progress_bar, persistent_manager, warmup)
             return self._plain(inputs, generation_config, batching, *given, **kwargs)
@@ -229,7 +234,6 @@ class AttachedBatch:
         if not inputs:
             return {}
         self.attached.use_kernel()
-        config = generation_config or model.generation_config
         names = [f"__child#{child}" for child in range((config.num_return_sequences or 1) - 1)] + [""]
         outputs = [GenerationOutput(f"req_{i}{name}", list(ids)) for i, ids in enumerate(inputs) for name in names]
         for output in outputs if record_timestamps else []:

@@ -30,7 +30,7 @@ from .call.statistics import Statistics
 from .drafting.source import DraftSource
 from .hf_compat import ContinuousMixin
 from .interfaces import Drafter
-from .models import modes_of_a_call, pool
+from .models import in_modes_of_a_call, modes_of_a_call, pool
 from .models.model_state import forget
 from .models.shallow import REPLACED
 from .types import Round
@@ -83,8 +83,10 @@ def generate_rounds(model, **generate_kwargs) -> Generator[tuple[Round, Statisti
     if options is None:
         raise ValueError("nothing asks for a draft: give `draft_model=`, 'auto' if you have none.")
     draft, decode = options.source.draft_model, SpeculativeDecoding(options).rounds
-    with modes_of_a_call(model, draft), closing(plain_generate(**kwargs, custom_generate=decode)) as rounds:
-        return (yield from rounds)
+    with modes_of_a_call(model, draft):
+        rounds = plain_generate(**kwargs, custom_generate=decode)
+    with closing(rounds):
+        return (yield from in_modes_of_a_call(rounds, model, draft))
 
 
 class SpeculativeGenerationMixin:
@@ -149,7 +151,7 @@ def attach(
         raise ValueError(f"`model.generate` was already replaced by a {name}: undo that first, `del model.generate`.")
     draft = load_draft(draft_model, target)
     checks.check_model(target, "model")
-    learn = config.learn if learn is None else learn
+    learn, learner = config.learn if learn is None else learn, None
     if learn is not None and learn is not False:
         from .distillation.learner import Learner  # with all that trains drafts
 
@@ -157,9 +159,7 @@ def attach(
         drafter, methods = DRAFTS.split(draft)
         own_draft = learner.begin(target, drafter)
         draft = own_draft if methods is None else (own_draft, methods)
-        config = replace(config, learn=learner)
-    else:
-        config = replace(config, learn=None)
+    config = replace(config, learn=learner)
     if draft is not None:
         drafter, _ = DRAFTS.split(draft)
         settings = vars(config) if drafter is None else {}  # what a model needs beside, a call may bring

@@ -15,6 +15,7 @@ import torch
 from nbclient import NotebookClient
 
 import hf_speculative as hs
+from hf_speculative.measuring import plan, results
 from tests.support.cases import EVERY_CASE, slow_but
 
 ROOT = Path(__file__).parent.parent
@@ -47,6 +48,7 @@ QUICK = ("README.md", "quickstart.md", "no-draft-model.md", "trees.md")
 )
 def test_code_blocks_run(page, tmp_path):
     def run():
+        plan.FEWEST_TOKENS = results.FEWEST_TOKENS  # as users have it
         for block in blocks(page):  # with names of its own
             exec(compile(block, page.name, "exec"), {"__name__": "__main__"})
 
@@ -101,7 +103,6 @@ ARGUMENTS = {
     "compare_batching.py": ["--max-new-tokens", "8", "--repeats", "1", "--batch-size", "2"],
     "compare_encoder_decoder.py": ["--max-new-tokens", "8", "--repeats", "1", "--batch-size", "1"],
     "compare_tokenizers.py": ["--max-new-tokens", "8", "--repeats", "1"],
-    "compare_with_assisted.py": ["--max-new-tokens", "8", "--repeats", "1", "--batch-size", "1", "--batch-size", "2"],
     "evaluate_with_trainer.py": ["--max-new-tokens", "8", "--repeats", "1", "--batch-size", "2", "--num-batches", "1"],
     "serve_under_load.py": ["--requests", "4", "--clients", "2", "--max-tokens", "4"],
     "train_with_generation.py": ["--steps", "2", "--num-samples", "2", "--max-new-tokens", "8"],

@@ -134,3 +134,19 @@ def test_what_it_does_not_take_is_refused_before_a_forward(attached):
             with pytest.raises(kind, match=message):
                 attached.generate_batch(prompts, given, **more)
     assert not count.lengths
+
+
+def test_settings_of_the_models_own_config(plain):
+    """Copies of a prompt, and what the call's config leaves open, which is off: stop strings, which would need a tokenizer."""
+    plain.generation_config.update(num_return_sequences=2, do_sample=True, max_new_tokens=8, eos_token_id=EOS, pad_token_id=0)
+    attached = hs.attach(copy.deepcopy(plain), tiny.noisy_copy(plain))
+    assert len(attached.generate_batch(PROMPTS[:2])) == 4
+    attached.generation_config.update(num_return_sequences=None, stop_strings=["x"])
+    assert fields(attached.generate_batch(PROMPTS, GREEDY)) == fields(plain.generate_batch(PROMPTS, GREEDY))
+
+
+@pytest.mark.filterwarnings("ignore:.*continuous_batching_config:FutureWarning")
+def test_batching_by_the_generation_config(attached):
+    config = copy.deepcopy(GREEDY)
+    config.continuous_batching_config = batching(return_logprobs=True)
+    assert all(output.logprobs for output in attached.generate_batch(PROMPTS, config).values())

@@ -10,12 +10,25 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, LlamaForCausalLM, pipeline
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    GenerationMixin,
+    LlamaForCausalLM,
+    WhisperConfig,
+    WhisperForCausalLM,
+    pipeline,
+)
 from transformers.generation import utils
+from transformers.modeling_outputs import BaseModelOutput
 
 import hf_speculative as hs
+from hf_speculative.generation import generate_rounds
+from hf_speculative.models import num_parameters, weights_of_a_pass
 from tests.support import tiny
 from tests.support.plain import agrees, speculates
+from tests.support.trainers import checkpointed
 
 KWARGS = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0}
 
@@ -229,3 +242,92 @@ def test_a_pipeline_speculates_in_batches(as_dict):
     assert stats.num_calls == 1 and len(stats.rows) == 3
     hs.detach(target)
     assert pipe(prompts, batch_size=3, **settings) == found, "the same text, and no key beside it"
+
+
+def test_a_keyword_switches_a_setting_off(target, draft):
+    """`None` in a call comes before the model's generation config, as in transformers."""
+    model = copy.deepcopy(target)
+    model.generation_config.stop_strings = ["x"]
+    call = tiny.prompts(1) | KWARGS
+    expected = target.generate(**call)
+    assert torch.equal(hs.generate(model, **call, stop_strings=None, draft_model=draft), expected)
+
+
+def test_code_between_rounds_has_the_models_own_modes(target, draft):
+    """Such as a training step between the results of an iterator."""
+    target, draft = checkpointed(copy.deepcopy(target)), copy.deepcopy(draft)
+    draft.train()
+    call = tiny.prompts(2) | KWARGS
+    prompts = [row[row != 0] for row in tiny.prompts(2)["input_ids"]]
+    ways = (
+        generate_rounds(target, **call, draft_model=draft),
+        hs.generate_batches(target, prompts, draft_model=draft, max_new_tokens=8, do_sample=False),
+    )
+    for way in ways:
+        for _ in way:
+            assert target.model.layers[0].gradient_checkpointing and draft.training
+
+
+def test_a_cache_of_another_dtype_is_not_used_again(target, draft):
+    """accelerate wraps the `forward` of a model in autocast."""
+    model = hs.attach(copy.deepcopy(target), copy.deepcopy(draft))
+    call = tiny.prompts(2) | KWARGS
+    before = model.generate(**call)
+    model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)
+    model.generate(**call)
+    del model.forward
+    assert torch.equal(model.generate(**call), before)
+
+
+def test_packed_weights_count():
+    """A quantised layer's lie in buffers, or several in one number."""
+    model = tiny.llama()
+    whole = num_parameters(model), weights_of_a_pass(model)
+    for layer in model.model.layers:
+        packed = nn.Module()
+        packed.in_features, packed.out_features = layer.mlp.up_proj.in_features, layer.mlp.up_proj.out_features
+        packed.register_buffer("qweight", torch.zeros(packed.in_features // 8, packed.out_features, dtype=torch.int32))
+        layer.mlp.up_proj = packed
+    model.is_quantized = True
+    assert (num_parameters(model), weights_of_a_pass(model)) == whole
+
+
+@pytest.mark.parametrize("layers", [[-1], [0, 2], 1])
+def test_hidden_states_of_some_layers(target, draft, layers):
+    call = tiny.prompts(2) | KWARGS | {"return_dict_in_generate": True, "output_hidden_states": layers}
+    expected, found = target.generate(**call), hs.generate(target, **call, draft_model=draft)
+    for own, other in zip(found.hidden_states, expected.hidden_states, strict=True):
+        assert [None if one is None else one.shape for one in own] == [None if one is None else one.shape for one in other]
+
+
+def test_a_criterion_of_one_column(target, draft):
+    ids, call = tiny.prompts(2), KWARGS | {"eos_token_id": None}
+    stop = lambda ids, scores: torch.full((len(ids), 1), ids.shape[1] == 12)  # noqa: E731
+    expected = target.generate(**ids, **call, stopping_criteria=[stop])
+    assert torch.equal(hs.generate(target, **ids, **call, stopping_criteria=[stop], draft_model=draft), expected)
+
+
+def test_a_drafter_of_ones_own_with_fewer_tokens(target):
+    class Own(hs.Drafter):
+        def propose(self, batch, num_tokens, schedule, sampler):
+            probs = torch.full((len(batch.rows), max(num_tokens), 30), 1 / 30)
+            return hs.Draft(sampler.categorical(probs), probs, torch.tensor(num_tokens))
+
+    settings = {"do_sample": True, "top_k": 0, "max_new_tokens": 8, "pad_token_id": 0}
+    output = hs.generate(target, **tiny.prompts(2), **settings, draft_model=Own(), num_draft_tokens=3)
+    assert output.shape[1] == tiny.prompts(2)["input_ids"].shape[1] + 8
+
+
+def test_a_decoder_that_reads_an_encoders_states():
+    """It has no encoder of its own: plain `generate` gives the output of a decoder."""
+    sizes = dict.fromkeys(("d_model", "decoder_ffn_dim", "encoder_ffn_dim"), 32)
+    sizes |= dict.fromkeys(("decoder_layers", "encoder_layers"), 1)
+    sizes |= dict.fromkeys(("decoder_attention_heads", "encoder_attention_heads"), 2)
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    torch.manual_seed(0)
+    model = WhisperForCausalLM(WhisperConfig(vocab_size=99, **sizes, **tokens)).eval()
+    states = BaseModelOutput(torch.randn(1, 8, 32))
+    call = {"encoder_outputs": states, "max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
+    call |= {"output_hidden_states": True, "input_ids": torch.tensor([[1, 5]])}
+    found, expected = hs.generate(model, **call, draft_model="auto"), model.generate(**call)
+    assert isinstance(found, type(expected)) and torch.equal(found.sequences, expected.sequences)

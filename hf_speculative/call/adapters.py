@@ -75,16 +75,20 @@ def _adapter_layers(base) -> dict[str, nn.Module]:
 
 
 def check_adapter_names(model: PreTrainedModel, num_rows: int) -> None:
-    """Refuse PEFT's `adapter_names=`, which gives each row of a call its own adapter.
+    """Refuse PEFT's `adapter_names=`, which gives each row of a call its own adapter, and its activated LoRA.
 
     Raises:
-        ValueError: there are several rows, of which each leaves the batch when it is done, and the names do not follow.
+        ValueError: there are several rows, of which each leaves the batch when it is done, and the names do not follow; or an
+            adapter begins so many columns before the end of a pass.
     """
-    if num_rows == 1:
-        return
     hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
-    names = next((names for hook in hooks if (names := getattr(hook, "keywords", {}).get("adapter_names"))), None)
-    if names is not None:
+    keywords = [getattr(hook, "keywords", {}) for hook in hooks]
+    if any("alora_offsets" in one for one in keywords):
+        raise ValueError(
+            f"an activated LoRA counts columns from the end of each pass, where a draft adds some: merge it, or {PLAINLY}."
+        )
+    names = next((names for one in keywords if (names := one.get("adapter_names"))), None)
+    if names is not None and num_rows > 1:
         raise ValueError(
             f"`adapter_names={names!r}` gives each row an adapter, and rows leave the batch as they are done: "
             f"`model.set_adapter(...)` for the rows of each apart, or {PLAINLY}."

@@ -33,9 +33,10 @@ def generation_configs(model, kwargs: dict[str, Any]) -> list[GenerationConfig]:
 
 
 def setting_of(model, kwargs: dict[str, Any], name: str) -> Any:
-    """A setting of a call: its keyword's, else its generation_config's, else the model's own; `None` if none says any."""
-    configs = generation_configs(model, kwargs)
-    return first_given(kwargs.get(name), *(getattr(config, name, None) for config in configs))
+    """A setting of a call: its keyword's, `None` too, else its generation_config's, else the model's own."""
+    if name in kwargs:
+        return kwargs[name]
+    return first_given(*(getattr(config, name, None) for config in generation_configs(model, kwargs)))
 
 
 def with_settings(model, kwargs: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +52,8 @@ def with_settings(model, kwargs: dict[str, Any], settings: dict[str, Any]) -> di
     beside = {name: None for name, value in settings.items() if value is None and getattr(own, name, None) is not None}
     given = copy.deepcopy(given)
     given.update(**settings)
-    return kwargs | beside | {"generation_config": given}
+    others = {name: value for name, value in kwargs.items() if name not in settings}
+    return others | beside | {"generation_config": given}
 
 
 @documented(CONFIG)

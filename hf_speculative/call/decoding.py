@@ -154,7 +154,7 @@ class SpeculativeDecoding:
         The generator's own result is what `generate` returns.
         """
         options, streamer = self.options, self.options["streamer"]
-        inputs = Inputs(input_ids, generation_config, model_kwargs)
+        inputs = Inputs(input_ids, generation_config, model_kwargs, not model.config.is_encoder_decoder)
         has_scores = bool(generation_config.return_dict_in_generate and generation_config.output_scores)
         only_copies = options.rows_at_once is not None  # a call of `generate_batches`, with one `in_step` around all
         models = (model, options.source.draft_model)

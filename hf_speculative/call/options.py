@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 from ..drafting.nothing import Nothing
 from ..drafting.source import DraftSource
 from ..grammar.call import with_grammar
+from ..hf_compat import set_value
 from ..schedules import Constant
 from . import option_table as table, sources
 from .checks import check_settings, unwrap
@@ -137,7 +138,7 @@ def read_options(model, kwargs: dict, attached_draft, attached_config: Speculati
     config = call.settings().over(attached)
     target, grammar = unwrap(model, "model"), call.given.get("grammar")
     generate_kwargs = with_grammar(target, _for_transformers(model, kwargs, call), grammar, config.tokenizer)
-    draft = load(value, model) if argument == "draft_model" else None
+    draft = load(value, target) if argument == "draft_model" else None
     drafts_own = getattr(table.DRAFTS.split(draft)[0], "generation_config", None)
     levels = {table.GENERATION_CONFIG: call.configs, table.DRAFTS_OWN: [] if drafts_own is None else [drafts_own]}
     values = {option.name: _value(option, config, call.given, levels) for option in OPTIONS if not option.is_source}
@@ -216,7 +217,7 @@ def _value(option: Option, config: SpeculativeConfig, given: dict, levels: dict[
     if nearer is not None:
         return nearer
     configs = [one for place, of_place in levels.items() if place in option.places for one in of_place]
-    found = ((own, getattr(one, own, None)) for one in configs for own in option.names)
+    found = ((own, set_value(one, own)) for one in configs for own in option.names)
     return next((option.type.checked(f"generation_config.{own}", one) for own, one in found if one is not None), None)
 
 

@@ -126,7 +126,7 @@ class Output(Rows):
         fields |= {name: self._steps(name) for name in self.kept}
         fields |= {name: self._layers(name) for name in self.kept_layers}
         kind: type = GenerateSpeculativeOutput
-        if (encoder := inputs.model_kwargs.get("encoder_outputs")) is not None:
+        if not inputs.is_decoder and (encoder := inputs.model_kwargs.get("encoder_outputs")) is not None:
             kind, config = GenerateSpeculativeEncoderDecoderOutput, inputs.generation_config
             asked = [name for name in ("hidden_states", "attentions") if getattr(config, f"output_{name}")]
             fields |= {f"encoder_{name}": encoder.get(name) for name in asked}
@@ -160,7 +160,9 @@ class Output(Rows):
         # Each is of one row, in the first dimension but for Gemma 3n, which has several states a token in front.
         return tuple(
             tuple(
-                torch.cat([row[i][j] if i < len(row) else torch.zeros_like(like) for row in rows], like.shape.index(1))
+                None  # of a layer that was not asked for
+                if like is None
+                else torch.cat([row[i][j] if i < len(row) else torch.zeros_like(like) for row in rows], like.shape.index(1))
                 for j, like in enumerate(layers)
             )
             for i, layers in enumerate(first)

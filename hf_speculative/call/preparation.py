@@ -35,7 +35,7 @@ def prepare(model, kwargs: dict[str, Any], attached_draft, attached_config) -> O
     """One call's options, checked; `None` if nothing asks for speculation."""
     target = checks.unwrap(model, "model")
     check_names(target, kwargs)
-    draft, config = load_draft(attached_draft, model), attached_config or SpeculativeConfig()
+    draft, config = load_draft(attached_draft, target), attached_config or SpeculativeConfig()
     options = read_options(model, kwargs, draft, config, load_draft)
     if options is None:
         return None
@@ -81,7 +81,6 @@ def with_stop_strings(model, options: Options) -> dict[str, Any]:
         return kwargs
     if options.config.tokenizer is None:
         raise ValueError(f"`stop_strings={stop_strings!r}` needs the text: pass `tokenizer=` as well.")
-    kwargs.pop("stop_strings", None)
     kwargs = with_settings(model, kwargs, {"stop_strings": None})
     criteria = list(kwargs.get("stopping_criteria") or [])
     if not any(type(criterion) is StopStringCriteria for criterion in criteria):  # which takes the place of ours
@@ -99,11 +98,15 @@ def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> 
     name, tokenizer = "inputs" if kwargs.get("inputs") is not None else "input_ids", options.config.tokenizer
     ids = kwargs.get(name)
     input_checks.check_healing(model, kwargs, ids, tokenizer)
+    copies = setting_of(model, kwargs, "num_return_sequences") or 1  # each of which plain decoding heals for itself
+    assert ids is not None
+    ids = ids.repeat_interleave(copies, 0)
     healed = GenerationMixin.heal_tokens(SimpleNamespace(generate=plain_generate), ids, tokenizer)
     input_checks.check_healed(healed, ids)
     mask = kwargs.get("attention_mask")
-    prompt = {name: healed, "attention_mask": torch.ones_like(healed) if mask is None else mask}
-    return with_settings(model, kwargs | prompt, {"token_healing": False})
+    mask = torch.ones_like(healed) if mask is None else mask.repeat_interleave(copies, 0)
+    prompt = {name: healed, "attention_mask": mask}
+    return with_settings(model, kwargs | prompt, {"token_healing": False, "num_return_sequences": 1})
 
 
 def load_draft(draft_model, target: PreTrainedModel) -> Any:

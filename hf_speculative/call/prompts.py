@@ -62,9 +62,9 @@ def settings_of_requests(model: PreTrainedModel, config: GenerationConfig, max_n
     others = (*ROWS, "transformers_version", "use_cache", "bos_token_id", "pad_token_id")
     names = [name for name in vars(config) if not name.startswith(("_", "output_")) and name not in others]
     open_names = [name for name in names if getattr(config, name) is None]
-    off = {name: OFF.get(name) for name in open_names if getattr(model.generation_config, name, None) is not None}
-    off |= {name: OFF[name] for name in open_names if name in OFF}
-    off |= {"max_length": None, "num_return_sequences": None, "continuous_batching_config": None}
+    own = model.generation_config
+    off = {name: OFF.get(name) for name in open_names if name in OFF or getattr(own, name, None) is not None}
+    off |= {"max_length": None, "num_return_sequences": 1, "continuous_batching_config": None}
     off |= {"max_new_tokens": first_given(max_new_tokens, config.max_new_tokens)}
     return with_settings(model, {"generation_config": config}, off)
 

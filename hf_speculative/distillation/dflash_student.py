@@ -94,9 +94,13 @@ class DFlashStudent(HeadStudent):
         self.hidden_layers, self.max_draft_tokens = self.block.hidden_layers, self.block.max_draft_tokens
         self.embedding = raw_embedding(target.get_input_embeddings())
         own = head.get_output_embeddings()
-        self.vocabulary = None if own is None else of_target(head.d2t.cpu())
         if own is not None:
             own.requires_grad_(False)
+
+    @property
+    def vocabulary(self) -> Tensor | None:  # type: ignore[override]
+        """By the head's own map, which a checkpoint may bring."""
+        return None if self.head.get_output_embeddings() is None else of_target(self.head.d2t.cpu())
 
     @classmethod
     def trains(cls, head: PreTrainedModel) -> bool:

@@ -69,7 +69,11 @@ class Eagle3Student(HeadStudent):
         self.head, self.target, self.decay = head, target, decay
         self.module = TrainingTimeTest(head, num_steps)
         self.hidden_layers = head.config.layers_read(num_layers(target))
-        self.vocabulary = None if head.t2d is None else head.t2d.nonzero()[:, 0]
+
+    @property
+    def vocabulary(self) -> Tensor | None:  # type: ignore[override]
+        """By the head's own map, which a checkpoint may bring."""
+        return None if self.head.t2d is None else self.head.t2d.nonzero()[:, 0]
 
     @classmethod
     def trains(cls, head: PreTrainedModel) -> bool:

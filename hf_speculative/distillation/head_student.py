@@ -58,15 +58,10 @@ def layer_fields(target: PreTrainedModel, kind: str) -> dict[str, Any]:
     return fields
 
 
-def most_frequent(counts: Tensor, size: int) -> Tensor:
-    """The `size` most frequent ids, sorted by id; of equally frequent ones the smaller first."""
-    return counts.argsort(descending=True, stable=True)[:size].sort().values
-
-
 @torch.no_grad()
 def take_output_layer(head: Any, target: PreTrainedModel, counts: Tensor) -> None:
     """The head's output layer begins as the target's, of the most frequent ids alone; and its maps of ids are theirs."""
-    ids = most_frequent(counts, len(head.lm_head.weight))
+    ids = counts.argsort(descending=True, stable=True)[: len(head.lm_head.weight)].sort().values  # ties: the smaller id
     if head.d2t is not None:
         head.d2t.copy_(ids - torch.arange(len(ids)))
     if getattr(head, "t2d", None) is not None:

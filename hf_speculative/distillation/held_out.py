@@ -18,7 +18,7 @@ class HeldOut:
     def __call__(self, prompt: Sequence[int]) -> bool:
         key = hash(tuple(prompt))
         if key not in self.known:
-            if len(self.known) == MOST_PROMPTS:
+            while len(self.known) >= MOST_PROMPTS:  # threads may each have added one
                 self.known.pop(next(iter(self.known)), None)
             self.known[key], self.num = self.num % ONE_IN == 1, self.num + 1
         return self.known[key]

@@ -281,11 +281,13 @@ class Learner:
             lesson = self._lesson([example for example, _ in drawn])
         outputs = self.student.module(**self.student.inputs(lesson))
         loss = Objective(self.student, LOSSES["lk_hybrid"], self.use)(outputs, lesson) / lesson.counted.sum()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.weights, 0.5)
-        if torch.isfinite(norm):
-            self.optimizer.step()
-        self.optimizer.zero_grad()
+        try:
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(self.weights, 0.5)
+            if torch.isfinite(norm):
+                self.optimizer.step()
+        finally:  # an interrupted step leaves nothing to the next one
+            self.optimizer.zero_grad()
         self.num_steps += 1
 
     def _judge(self) -> None:

@@ -130,7 +130,8 @@ class Eagle3(HeadDrafter):
         spare = self.cache.capacity - 1
         places = torch.cat([slots.masked_fill(is_filler, spare), behind], 1)
         queries = torch.cat([slots.masked_fill(is_filler, 0), behind], 1)
-        return self._pass(tokens, self.model.fuse(states), places, queries, num_last)
+        is_prompt = self.attention.need_no_mask(before, self.host_ends)
+        return self._pass(tokens, self.model.fuse(states), places, queries, num_last, is_prompt=is_prompt)
 
     def _pairs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What is known and not read yet: tokens, the target's states before them, slots, and which of them are filler."""
@@ -156,7 +157,14 @@ class Eagle3(HeadDrafter):
         return self._pass(tokens, states, slots, slots, width, None if nodes is None else Nodes(*nodes))
 
     def _pass(
-        self, tokens: Tensor, states: Tensor, slots: Tensor, queries: Tensor, num_last: int, nodes: Nodes | None = None
+        self,
+        tokens: Tensor,
+        states: Tensor,
+        slots: Tensor,
+        queries: Tensor,
+        num_last: int,
+        nodes: Nodes | None = None,
+        is_prompt: bool = False,
     ) -> tuple[Tensor, Tensor]:
         self.cache.slots = slots
         self.num_forwards += 1
@@ -164,7 +172,7 @@ class Eagle3(HeadDrafter):
             inputs_embeds=embedded(tokens, self.embeddings, self.device, self.dtype),
             states=states,
             position_ids=queries if nodes is None else nodes.positions(queries),
-            attention_mask=self.attention.masks(queries, self.cache, nodes),
+            attention_mask=None if is_prompt else self.attention.masks(queries, self.cache, nodes),
             past_key_values=self.cache,
         )[:, -num_last:]
         return own, self.model.over_target(self.model.logits(own))

@@ -51,7 +51,8 @@ class Mtp(HeadDrafter):
         self.cache.slots = slots.masked_fill(is_filler, self.cache.capacity - 1)
         self.slots = slots.masked_fill(is_filler, 0)
         self.columns = batch.padding[:, None] + self.slots.to(batch.padding.device) + 1
-        self.masks = self.attention.masks(self.slots, self.cache)
+        is_prompt = self.attention.need_no_mask(starts, self.ends)
+        self.masks = None if is_prompt else self.attention.masks(self.slots, self.cache)
         self.states = self.target.hidden_states(self.slots).to(self.device)
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
@@ -81,8 +82,8 @@ class Mtp(HeadDrafter):
         return project_to_logits(self.heads, states)
 
     def _masks(self, layer: int, *args) -> dict[str, Tensor]:
-        kinds = self.attention.types
-        return {"attention_mask": self.masks if kinds is None else self.masks[kinds[layer]]}
+        kinds, masks = self.attention.types, self.masks
+        return {"attention_mask": masks if kinds is None or masks is None else masks[kinds[layer]]}
 
     def rollback(self, batch: Batch) -> None:
         # Layer d's entry in slot t read tokens up to t + 1 + d; the newest token of a row stands in place of a draft's.
@@ -201,8 +202,7 @@ class MtpHeadSource(HeadSource):
     def max_draft_tokens(self, model: PreTrainedModel) -> int | None:
         return self.draft_model.config.max_draft_tokens
 
-    def cost_of_token(self, model: PreTrainedModel) -> float:
-        return 1 / model.config.get_text_config(decoder=True).num_hidden_layers
+    cost_of_token = MtpSource.cost_of_token  # type: ignore[assignment]
 
     def drafter_for(self, model: PreTrainedModel) -> Drafter:
         return RecursiveMtp(self.draft_model, model)

@@ -16,6 +16,8 @@ from ..types import Batch, Draft, Nodes, Tree, uploaded
 NOT_FED = 2**30
 #: the prior ratio of kept to expected guesses that the drafter does not share, its weight in guesses, and decay a round
 FIRST_TRUST, TRUST_WEIGHT, MEMORY = 0.5, 4.0, 0.97
+#: the share of the difference that a round without a guess forgets
+FORGIVENESS = 0.01
 
 
 def draft_of(batch: Batch, nodes: Sequence[Nodes], counts: list[int]) -> Draft:
@@ -181,6 +183,8 @@ class MergedTree:
 
     def judge(self, paths: list[list[int]]) -> None:
         """Which of the guesses were on the `paths` that the last round kept."""
+        if not any(map(any, self.chances)):  # a text may become predictable
+            self.kept += FORGIVENESS * (FIRST_TRUST * self.promised - self.kept)
         kept = (row[node] > 0 for row, path in zip(self.chances, paths, strict=True) for node in path)
         self.kept = MEMORY * self.kept + sum(kept)
         self.promised = MEMORY * self.promised + sum(map(sum, self.chances))

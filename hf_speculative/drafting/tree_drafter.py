@@ -34,10 +34,6 @@ class Chances:
         self.prior, self.of_all = prior, of_all
         self.of_row: dict[int, dict[Hashable, list[float]]] = defaultdict(dict)
 
-    def begin(self) -> None:
-        """Another call: its rows are others."""
-        self.of_row.clear()
-
     def forget_all_but(self, rows: Iterable[int]) -> None:
         """These rows alone go on: a server's call has no end."""
         for row in self.of_row.keys() - {*rows}:
@@ -100,7 +96,7 @@ class TreeDrafter(Drafter):
 
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         self.vocab_size = sampler.vocab_size
-        self.chances.begin()
+        self.chances.forget_all_but([])  # another call: its rows are others
         self.grown: list[Growth] = []
         self.lengths: list[int] = []
         self.seen: tuple[list[list[int]], Tensor, Tensor] | None = None

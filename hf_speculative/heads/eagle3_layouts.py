@@ -86,8 +86,7 @@ class EagleLayout(Eagle3Layout):
         return Eagle3Config(
             transformer_layer_config=layers | {"model_type": kind, "tie_word_embeddings": False},
             draft_vocab_size=size,
-            norm_before_residual=bool(fields.get("norm_before_residual", own.get("norm_before_residual", False))),
-            **{name: bool(own.get(name, fields.get(name, False))) for name in NORMS},
+            **{name: bool(own.get(name, fields.get(name, False))) for name in (*NORMS, "norm_before_residual")},
             target_hidden_size=fields.get("target_hidden_size"),
             eagle_aux_hidden_state_layer_ids=_states_read(ids),
             has_embed_tokens="embed_tokens.weight" in names,
@@ -111,7 +110,7 @@ class EagleLayout(Eagle3Layout):
     def published(cls, config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published:
         layers = config.transformer_layer_config.to_dict()
         own: dict[str, Any] = {name: True for name in NORMS if getattr(config, name)}
-        if (ids := config.eagle_aux_hidden_state_layer_ids) is not None:
+        if ids := config.eagle_aux_hidden_state_layer_ids:
             outputs = [index - 1 for index in ids] if ids[0] == FIRST_STATE else list(ids)
             own |= {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": outputs}
         fields = {name: layers[name] for name in LAYER_FIELDS if layers.get(name) is not None}

@@ -74,8 +74,7 @@ class HeadFiles:
         others = ("architectures", "auto_map", "model_type")
         return {name: value for name, value in self.fields.items() if name not in others}
 
-    @cached_property
-    def weights(self) -> list[str]:
+    def _weights(self) -> list[str]:
         """Paths of the files that hold the tensors; one at least.
 
         Raises:
@@ -92,7 +91,7 @@ class HeadFiles:
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by their name in the files, on the CPU; those of safetensors are read when they are used."""
-        return {name: tensor for path in self.weights for name, tensor in _read(path).items()}
+        return {name: tensor for path in self._weights() for name, tensor in _read(path).items()}
 
     def _path(self, file: str) -> str | None:
         return cached_file(self.name, file, _raise_exceptions_for_missing_entries=False, **self.places)

@@ -31,6 +31,9 @@ without_modes = _disable_current_modes
 CACHE_ARGUMENTS = tuple(dict.fromkeys((*ALL_CACHE_NAMES, "past_key_values")))
 CACHE = CACHE_ARGUMENTS[0]
 
+#: defaults of assisted generation, which `Seq2SeqTrainer` writes into a model's generation config after its first batch
+ABOUT_DRAFTS = {name: value for name, value in GenerationConfig._get_default_generation_params().items() if "assistant" in name}
+
 
 # ---- generate
 
@@ -43,6 +46,13 @@ def cache_argument(kwargs: Mapping[str, Any]) -> str:
 def pad_token(config: GenerationConfig) -> Tensor | None:
     """The token that a prepared call fills up with."""
     return config._pad_token_tensor
+
+
+def set_value(config: GenerationConfig, name: str) -> Any:
+    """A setting of a config; `None` where nothing but transformers' defaults says it, filled in for all of `ABOUT_DRAFTS`."""
+    value = getattr(config, name, None)
+    is_filled_in = name in ABOUT_DRAFTS and all(getattr(config, one, None) is not None for one in ABOUT_DRAFTS)
+    return None if is_filled_in and value == ABOUT_DRAFTS[name] else value
 
 
 def mask_length(config: GenerationConfig, default: int) -> int:

@@ -70,6 +70,8 @@ def _entries(tensor: Tensor) -> Iterator[bytes]:
         yield entries.cpu().numpy().tobytes()
 
 
+#: what is attached and does not hold for an evaluation's calls: settings, seed or `optimize` of the header say it
+OF_NO_CALL = ("num_draft_tokens", "schedule", "draft_tokenizer", "generator", "optimize", "learn")
 #: fields of the header that have to be equal for a file to be continued; messages do not print the digests
 DIGESTS = ("weights", "prompts")
 FIXED = (*DIGESTS, "target", "dtype", "batch_size", "repeats", "seed", "generate", "generation_config", "optimize")
@@ -181,6 +183,8 @@ def header_of(decoder: Decoder, settings: list[Setting], batch_size: int, repeat
     model, drafts = decoder.target, decoder.drafts
     of_drafts = {name: fingerprint(draft.model) for name, draft in drafts.items()}
     weights, of_drafts = processes.gather([(fingerprint(model), of_drafts)])[0]
+    config = attached_to(model)[1] or SpeculativeConfig()
+    attached = {name: value for name, value in vars(config).items() if name not in OF_NO_CALL}
     return {
         "format": FORMAT,
         "target": model.config.name_or_path or type(model).__name__,
@@ -192,10 +196,10 @@ def header_of(decoder: Decoder, settings: list[Setting], batch_size: int, repeat
         "repeats": repeats,
         "fewest_tokens": FEWEST_TOKENS,
         "seed": decoder.seed,
-        "generate": _described(decoder.kwargs),
+        "generate": _described(attached | decoder.kwargs),
         "generation_config": _described(model.generation_config.to_diff_dict()),
         "settings": [setting.to_dict() for setting in settings],
-        "optimize": (attached_to(model)[1] or SpeculativeConfig()).optimize,
+        "optimize": config.optimize,
         "environment": environment(model) | {"processes": processes.count},
     }
 

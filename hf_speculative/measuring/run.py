@@ -214,6 +214,8 @@ def _run(
     minutes: float | None,
 ) -> Evaluation:
     journal = plan.known(processes)
+    for setting in plan.settings:  # what it lacked may be there now
+        journal.failures.pop(setting.name, None)
     for row in prompts.bad_rows:
         journal.add(row)
     numbers = itertools.count()

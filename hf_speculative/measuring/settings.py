@@ -181,8 +181,7 @@ def grid(
     for name, values in lists.items():
         if not isinstance(values, Iterable) or isinstance(values, str):
             raise TypeError(f"`{name}={values!r}` is not a list of values: give `{name}=[{values!r}]`.")
-    named = {"draft_model": drafts, **sources}
-    named["draft_model"] = [*drafts, *sources.get("draft_model", ())]
+    named = {"draft_model": (), **sources} | {"draft_model": [*drafts, *sources.get("draft_model", ())]}
     asked = [Setting(**{name: one}) for name, values in named.items() for one in values]
     lengths, options, kinds = list(num_draft_tokens), options or {}, []
     used: set[str] = set()

@@ -109,7 +109,7 @@ class Recommendation:
     Attributes:
         setting: a draft that is clearly faster than plain decoding; plain decoding if all drafts are slower; `None` if the
             figures do not tell.
-        best: the draft with the highest speedup; `speedup` is its own, over plain decoding.
+        best: the draft with the highest speedup, of those that are clearly faster if any is; `speedup` is its own.
         runner_up: the next best draft; `lead` is the speedup of `best` over it. `None` without one.
         spread_name: the kind of spread of the speedups.
     """
@@ -130,8 +130,9 @@ class Recommendation:
         Args:
             lead: the speedup of one draft over another, on batches that both decoded.
         """
-        best, *others = sorted(speedups, key=lambda setting: speedups[setting].median, reverse=True)
-        speedup = speedups[best]
+        ranked = sorted(speedups, key=lambda setting: speedups[setting].median, reverse=True)
+        best = next((setting for setting in ranked if speedups[setting].is_gain), ranked[0])
+        others, speedup = [setting for setting in ranked if setting != best], speedups[best]
         if speedup.is_gain:
             runner_up = next(iter(others), None)
             ahead = None if runner_up is None else lead(best, runner_up)

@@ -3,7 +3,15 @@
 from . import artifacts, linears, pool
 from .artifacts import CompiledPass
 from .attention import mask_unsupported_reason, with_folded_attention
-from .cached_model import device_of, max_positions_of, modes_of_a_call, num_logits, reads_length, without_dropout
+from .cached_model import (
+    device_of,
+    in_modes_of_a_call,
+    max_positions_of,
+    modes_of_a_call,
+    num_logits,
+    reads_length,
+    without_dropout,
+)
 from .choice import LAYER_TYPES, Path, choose, choose_for
 from .early_exit import EarlyExitModel
 from .encoder_decoder import multimodal_class_for

@@ -1,10 +1,8 @@
 """The background process of `artifacts.start`: `python -m hf_speculative.models.artifact_process FOLDER`."""
 
 import json
-import os
 import shutil
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -14,13 +12,9 @@ from transformers import AutoConfig
 from . import artifacts, linears
 from .loading import auto_class_for
 
-#: a fifth of a core beside decoding on two; the lowest priority, 19, would get a thirtieth, and hardly come to an end
-NICENESS = 10
-
 
 def main(place: Path) -> None:
     """Makes the file of the model whose config lies in `place`, if that model is described as the caller's was."""
-    yield_to_others()
     torch.set_num_threads(1)
     try:
         asked = json.loads((place / "asked.json").read_text())
@@ -40,13 +34,6 @@ def main(place: Path) -> None:
             artifacts.make(model, recorded=recorded)
     finally:
         shutil.rmtree(place)
-
-
-def yield_to_others() -> None:
-    """Take a low priority, also where Linux gives each session the same share of the cores (sched(7), autogroups)."""
-    os.nice(NICENESS)
-    with suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(NICENESS))
 
 
 if __name__ == "__main__":

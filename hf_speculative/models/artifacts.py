@@ -14,6 +14,7 @@ import tempfile
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock
@@ -47,6 +48,8 @@ FAILED, FOREGROUND, WHOLE = ".txt", ".foreground.txt", ".whole.txt"
 CompiledPass = BoundPass | PassOfPieces
 #: processes that compile in the background, by the name of what they make; `None` if none could be started
 _started: dict[str, subprocess.Popen | None] = {}
+#: how they are started: what interrupts this process leaves them alone, and those of one session compete by their priority
+APART: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 #: passes without files when the folder last changed: finding their names takes as long as a token
 _missing: set[tuple[Path, int | None]] = set()
 logger = logging.getLogger(__name__)
@@ -239,7 +242,7 @@ def is_head(model: PreTrainedModel) -> bool:
 
 
 def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
-    """Start compiling in a background process of low priority: once, and not where an earlier try failed.
+    """Start compiling in a background process, which runs while cores are idle: once, and not where an earlier try failed.
 
     That process builds a model of random weights from the config: the file holds none.
     """
@@ -266,7 +269,9 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
         (Path(place) / "asked.json").write_text(json.dumps(asked))
         command = [sys.executable, "-m", "hf_speculative.models.artifact_process", place]
         silent = subprocess.DEVNULL
-        _started[path.name] = subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
+        process = subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent, **APART)
+        _started[path.name] = process
+        _give_way(process.pid)
     except (OSError, ValueError) as error:  # no room for files, or a config that cannot be saved
         logger.warning(f"Passes of {type(model).__name__} cannot be compiled in the background ({_short(error)}).")
         shutil.rmtree(place, ignore_errors=True)
@@ -275,6 +280,19 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
         f"Passes of {type(model).__name__} are compiled in the background, for later calls and processes; `optimize=False` or "
         f"{FOLDER}={OFF} keeps them as they are."
     )
+
+
+def _give_way(process: int) -> None:
+    """Let a process run only where nothing else does.
+
+    A low priority would not do: whatever its share, Linux lets it end its turn of milliseconds, and threads that decode wait
+    for each other many times in one.
+    """
+    with suppress(OSError):
+        if hasattr(os, "SCHED_IDLE"):
+            os.sched_setscheduler(process, os.SCHED_IDLE, os.sched_param(0))
+        elif hasattr(os, "setpriority"):
+            os.setpriority(os.PRIO_PROCESS, process, 19)
 
 
 def _has_no_power_to_spare() -> bool:

@@ -2,6 +2,7 @@
 
 import threading
 from collections import defaultdict
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from weakref import WeakKeyDictionary
 
@@ -102,3 +103,14 @@ def modes_of_a_call(target: nn.Module, draft: nn.Module | None):
     has_own_mode = draft is not None and draft is not target
     with without_dropout(draft) if has_own_mode else nullcontext(), _switched_off(target, "gradient_checkpointing"):
         yield
+
+
+def in_modes_of_a_call(steps: Generator, target: nn.Module, draft: nn.Module | None) -> Generator:
+    """`steps`, each in the modes of a call; the code between them has its own. The result is theirs."""
+    while True:
+        with modes_of_a_call(target, draft):
+            try:
+                step = next(steps)
+            except StopIteration as end:
+                return end.value
+        yield step

@@ -75,6 +75,9 @@ def speculation_unsupported_reason(model) -> str | None:
     """Why no cache of ours can roll back `model`; `None` if no reason is known."""
     if not model.can_generate():
         return "has no `generate`"
+    around = getattr(model.prepare_inputs_for_generation, "__self__", None)  # PEFT puts its own in the model's place
+    if getattr(getattr(around, "active_peft_config", None), "is_prompt_learning", False):
+        return f"is run by a {type(around).__name__}, which prepends learned prompts that the cache cannot hold"
     if has_own_sampling_loop(model):
         return "generates in a loop of its own (`_sample`), several codebooks a step for example, which drafts would replace"
     return REFUSED_TYPES.get(model.config.model_type)

@@ -1,6 +1,6 @@
 """Which slots of a ragged cache each query sees."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any
 
@@ -145,6 +145,14 @@ class AttentionLayers:
         """
         explicit = self.explicit(mask[:, None, None].bool().expand(-1, -1, width, -1).contiguous(), states.dtype)
         return {"encoder_outputs": BaseModelOutput(last_hidden_state=states), "attention_mask": explicit}
+
+    def need_no_mask(self, starts: Sequence[int], ends: Sequence[int]) -> bool:
+        """Whether rows that are read from `starts` to `ends` need no mask: whole prompts of one length, without filler.
+
+        It would be quadratic in their length.
+        """
+        is_causal = attention_name(self.config) == "sdpa" and self.kinds == {"full_attention"}
+        return is_causal and not any(starts) and len({*ends}) == 1
 
     def masks(self, queries: Tensor, cache: RaggedCache, nodes: Nodes | None = None, is_filler: Tensor | None = None) -> Any:
         """Masks for columns in slots `queries (batch, q)` over the slots that layers of `cache` show: `(batch, 1, q, slots)`.

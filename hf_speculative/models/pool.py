@@ -101,12 +101,13 @@ def _state(model: PreTrainedModel) -> tuple:
     weights = tuple(tensor.data_ptr() for tensor in own_tensors(modules))
     # By the ids of their handles, which torch gives once.
     hooks = tuple(tuple(part) for one in modules for part in (one._forward_pre_hooks, one._forward_hooks) if part)
+    forwards = tuple(id(one.forward) for one in modules if "forward" in vars(one))  # wrapped by autocast, say
     device = device_of(model).type
     autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
     training = tuple(module.training for module in modules)  # a twin and a captured pass keep theirs
     modes = autocast, torch.is_inference_mode_enabled(), training
     settings = repr(vars(model.config.get_text_config(decoder=True)))
-    return weights, num_by_kernel(model), model.dtype, model.device, settings, hooks, modes
+    return weights, num_by_kernel(model), model.dtype, model.device, settings, hooks, forwards, modes
 
 
 def own_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:

@@ -1,6 +1,8 @@
 """Models that several processes run together: tensor and pipeline parallel ones, and those sharded by FSDP or ZeRO-3."""
 
+import math
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from torch import distributed, nn
@@ -70,9 +72,21 @@ def weights_of_a_pass(model: PreTrainedModel) -> int:
         if weight not in tables:
             share = num_chosen / num_experts if ".experts." in name else 1
             total += getattr(weight, "ds_numel", weight.numel()) * share
+    for name, num_weights in _packed_weights(model):
+        total += num_weights * (num_chosen / num_experts if ".experts." in name else 1)
     return round(total)
 
 
 def num_parameters(model: PreTrainedModel) -> int:
     """Those of the whole model; ZeRO-3 leaves a rank's own with none."""
-    return sum(getattr(weight, "ds_numel", weight.numel()) for weight in model.parameters())
+    own = sum(getattr(weight, "ds_numel", weight.numel()) for weight in model.parameters())
+    return own + sum(num_weights for _, num_weights in _packed_weights(model))
+
+
+def _packed_weights(model: PreTrainedModel) -> Iterator[tuple[str, int]]:
+    """The weights of each quantised layer that its parameters do not count: buffers, or several packed into a number."""
+    for name, module in model.named_modules() if getattr(model, "is_quantized", False) else ():
+        sizes = [size for which in ("in_features", "out_features") if isinstance(size := getattr(module, which, None), int)]
+        if len(sizes) == 2 and not hasattr(module, "base_layer"):
+            counted = sum(weight.numel() for weight in module.parameters(recurse=False))
+            yield name, max(0, math.prod(sizes) - counted)

@@ -125,7 +125,9 @@ class UniversalModel(CachedModel):
         in_front = hasattr(self.model.config.get_text_config(decoder=True), "altup_num_inputs")
         if name.endswith("hidden_states"):
             return tuple(
-                layer[:, row : row + 1, columns] if in_front and layer.ndim == 4 else layer[row : row + 1, columns]
+                None  # of a layer that was not asked for
+                if layer is None
+                else (layer[:, row : row + 1, columns] if in_front and layer.ndim == 4 else layer[row : row + 1, columns])
                 for layer in layers
             )
         queries = tuple(layer[row : row + 1, :, columns] for layer in layers)

@@ -24,6 +24,7 @@ SHARED = (
     nn.Module,
     nn.Parameter,
     PreTrainedTokenizerBase,
+    types.ModuleType,
     type(threading.Lock()),
     type(threading.RLock()),
     threading.Event,
@@ -38,7 +39,7 @@ COPIERS = ("fork", "deep_copy")
 #: packages whose objects without such a method are tables, which generation does not change
 ENGINES = ("xgrammar", "llguidance")
 #: types that copies keep as they are, without looking inside
-ATOMS = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.GeneratorType, Tensor)
+ATOMS = (type, types.FunctionType, types.BuiltinFunctionType, types.GeneratorType, Tensor)
 
 
 #: types that hold what changes, and those that never change, or not by generation
@@ -106,11 +107,7 @@ def _known(part, known: dict[int, Any]) -> dict[int, Any]:
 
 def _is_table(value) -> bool:
     kind = type(value)
-    return (
-        isinstance(value, types.ModuleType)
-        or kind.__module__.split(".")[0] in ENGINES
-        or kind.__name__ == "LLTokenizer"  # which calls itself a builtin
-    )
+    return kind.__module__.split(".")[0] in ENGINES or kind.__name__ == "LLTokenizer"  # which calls itself a builtin
 
 
 def check_apart(processors: list, criteria: list) -> None:

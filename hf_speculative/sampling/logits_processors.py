@@ -66,17 +66,14 @@ class Processors:
         with_memory = [p for p in processors if type(p) not in WITHOUT_MEMORY]
         self.memories = Memories(with_memory, batch_size, list(criteria))
         self.steps: list[Any] = []
-        for processor in processors:
+        self.errors: dict[tuple[int, int], Exception] = {}
+        for before, processor in zip([None, *processors], processors, strict=False):
             if type(processor) not in WITHOUT_MEMORY:
                 self.steps.append(StatefulProcessor(processor, self.memories))
-            elif type(processor) is hf.TopPLogitsWarper and self._end_with_top_k():
-                self.steps[-1] = ContextFree(*self.steps[-1].processors, processor)
+            elif (type(before), type(processor)) == (hf.TopKLogitsWarper, hf.TopPLogitsWarper):
+                self.steps[-1] = ContextFree(before, processor)
             else:
                 self.steps.append(WITHOUT_MEMORY[type(processor)](processor))
-
-    def _end_with_top_k(self) -> bool:
-        last = self.steps[-1] if self.steps else None
-        return type(last) is ContextFree and [type(one) for one in last.processors] == [hf.TopKLogitsWarper]
 
     @property
     def settings(self) -> Hashable | None:
@@ -155,7 +152,9 @@ class Processors:
         """
         if self.guidance is not None and not is_draft:
             scores = self.guidance(batch, scores)
-        prefixes = Prefixes(batch, scores.shape[1], ahead)
+        prefixes = Prefixes(batch, scores.shape[1], ahead, is_draft)
+        if not is_draft:
+            self.errors = prefixes.errors
         if not any(isinstance(step, OneByOne) for step in self.steps):
             return self._apply(prefixes, scores)
         columns: list[Tensor] = []
@@ -165,9 +164,9 @@ class Processors:
             reached = reach.at(i, columns)
             prefix = prefixes.at(i)
             prefix.reached = reached
-            self.memories.begin_position(prefix, i, is_draft)
+            self.memories.begin_position(prefix, i)
             columns.append(self._apply(prefix, scores[:, i : i + 1]))
-            self.memories.end_position(batch, is_draft)
+            self.memories.end_position(prefix)
         return torch.cat(columns, 1)
 
     def _apply(self, prefixes: Prefixes | None, scores: Tensor) -> Tensor:
@@ -176,7 +175,14 @@ class Processors:
         return scores
 
     def commit(self, batch: Batch, num_tokens: list[int]) -> None:
-        """The round emitted `num_tokens[b]` tokens in row b: memories move on by as many calls, and no further."""
+        """The round emitted `num_tokens[b]` tokens in row b: memories move on by as many calls, and no further.
+
+        What a processor raised for one of these is raised now; behind them, the text may have come to a stop.
+        """
+        for (lane, position), error in self.errors.items():
+            path = range(num_tokens[lane]) if batch.host_path is None else batch.host_path[lane]
+            if position - 1 in path[: max(0, num_tokens[lane] - 1)]:
+                raise error
         if self.guidance is not None:
             self.guidance.commit(batch)
         if self.have_memory:
@@ -194,6 +200,9 @@ class ContextFree:
         of_all, processor = scores.flatten(0, 1), self.processors[-1]
         if len(self.processors) == 2:
             return top_k_then_p(*self.processors, of_all).view_as(scores)
+        if type(processor) in (hf.TopHLogitsWarper, hf.EtaLogitsWarper):  # which raise where a draft has nothing to say
+            is_some = of_all.amax(-1, keepdim=True).isfinite()
+            return torch.where(is_some, processor(None, of_all.where(is_some, 0.0)), of_all).view_as(scores)
         is_top_p = type(processor) is hf.TopPLogitsWarper
         return (top_p(processor, of_all) if is_top_p else processor(None, of_all)).view_as(scores)
 
@@ -230,7 +239,13 @@ class OneByOne:
         for lane, (row, [width]) in enumerate(zip(prefixes.batch.rows, prefixes.widths.tolist(), strict=True)):
             if prefixes.reached[lane]:
                 ids = tokens[lane, :, prefixes.longest - width :]
-                processed[lane, 0] = self.process(row, ids, scores[lane])
+                try:
+                    processed[lane, 0] = self.process(row, ids, scores[lane])
+                except Exception as error:
+                    if not prefixes.host_paths[lane][prefixes.first]:  # after the text itself
+                        raise
+                    prefixes.reached[lane] = False  # nor what follows
+                    prefixes.errors[lane, prefixes.first] = error
         return processed
 
 
@@ -260,10 +275,23 @@ class AllowedTokens(OneByOne):
         return hf.PrefixConstrainedLogitsProcessor(lambda _, ids: self.allowed(row, ids), num_beams=1)(ids, scores)[0]
 
 
+class AtPrompts:
+    """Whisper's detector of silence: it looks at what follows the prompts, of all rows, and changes nothing."""
+
+    def __init__(self, processor: hf.WhisperNoSpeechDetection):
+        self.processor = processor
+
+    def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
+        if prefixes.batch.is_unread and not prefixes.is_draft:
+            self.processor(prefixes.last(prefixes.longest)[:, 0], scores[:, 0])
+        return scores
+
+
 #: treatments by exact type: a subclass of a known processor may remember things
 WITHOUT_MEMORY: dict[type, Callable[[Any], Any]] = {
     **dict.fromkeys(CONTEXT_FREE, ContextFree),
     **MEMORYLESS,
     GrammarProcessor: AfterEachPrefix,
+    hf.WhisperNoSpeechDetection: AtPrompts,
     hf.PrefixConstrainedLogitsProcessor: AllowedTokens,
 }

@@ -21,8 +21,11 @@ class Prefixes:
     #: of one position: the rows in which plain decoding may come to it, see `Reach`
     reached: list[bool]
 
-    def __init__(self, batch: Batch, num_positions: int, first: int):
+    def __init__(self, batch: Batch, num_positions: int, first: int, is_draft: bool = False):
         self.batch, self.num_positions, self.first, self.tree = batch, num_positions, first, batch.tree
+        self.is_draft = is_draft
+        #: by lane and position: what a processor raised there
+        self.errors: dict[tuple[int, int], Exception] = {}
 
     def at(self, position: int) -> Prefixes:
         """Those of one position, counted from `first`."""
@@ -86,7 +89,7 @@ class Prefixes:
 
 
 class Reach:
-    """The positions that plain decoding may come to: no token before is forbidden, and none ends the row.
+    """The positions that plain decoding may come to: no token before is forbidden, none ends the row, and it is not full.
 
     At others a processor may know of nothing, or raise.
     """
@@ -103,7 +106,10 @@ class Reach:
         """
         prefixes, batch = self.prefixes, self.prefixes.batch
         paths = [paths[prefixes.first + position] for paths in prefixes.host_paths]
-        reached = [batch.ends.isdisjoint(path) for path in paths]
+        reached = [
+            batch.ends.isdisjoint(path) and length + len(path) < batch.max_length
+            for path, length in zip(paths, batch.host_lengths, strict=True)
+        ]
         if position and not prefixes.first:  # what a draft looks at further ahead was drawn from what is allowed
             before = [prefixes.before(lane, position) for lane in range(len(paths))]
             scores = torch.stack([columns[p][lane, 0, paths[lane][-1]] for lane, p in enumerate(before)]).tolist()

@@ -282,9 +282,6 @@ class Coupled(ProcessedSampler):
             noise = noise[torch.arange(len(noise), device=noise.device)[:, None], tree.depths.to(noise.device)]
         return exponential_race(probs, noise)
 
-    def bernoulli(self, probability: Tensor) -> Tensor:
-        raise TypeError("coupled sampling flips no coins: it needs the rule SampledVerification")
-
     def _noise(self, ahead: int, width: int) -> Tensor:
         """`(batch, width, vocab)` noise of each row's steps `ahead`, `ahead + 1`, ... places ahead."""
         rows = [

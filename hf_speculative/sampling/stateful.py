@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..hf_compat import version_of
 from ..types import Batch
 from .copying import ATOMS, SHARED, CannotCopy, check_alike, check_apart, clone
 from .prefixes import Prefixes
@@ -95,7 +96,7 @@ def _picture(value, seen: dict[int, Any]) -> Any:
     if isinstance(value, PLAIN):
         return type(value), value
     if isinstance(value, Tensor):  # torch counts what is written to it, so that the device need not be asked
-        return _Same(value, None if value.is_inference() else value._version)
+        return _Same(value, version_of(value))
     if isinstance(value, np.ndarray):
         return value.shape, value.tobytes()
     if isinstance(value, torch.Generator):
@@ -161,23 +162,19 @@ class Memory:
         committed: as after the last emitted token.
         current: as after the last position.
         after: snapshots, one a position; none if the set is never copied, which `rollback(num_calls)` takes back instead.
-        is_reached: plain decoding may come to this position. Others, a processor is never shown.
     """
-
-    is_reached = True
 
     def __init__(self, copies: list, memories: "Memories"):
         self.committed, self.memories = copies, memories
         self.num_calls = 0
 
     def begin_pass(self) -> None:
-        self.is_reached = True
         self._take_back(self.num_calls)
         self.current = self.committed if self.memories.keeps_set else clone(self.committed)
         self.after: list[list] = []
 
-    def end_position(self, is_draft: bool) -> None:
-        self.num_calls += self.is_reached
+    def end_position(self, is_draft: bool, is_reached: bool) -> None:
+        self.num_calls += is_reached
         if is_draft or self.memories.keeps_set:
             return
         try:
@@ -264,16 +261,15 @@ class Memories:
                 self.of_row[row] = Memory(copies, self)
             self.of_row[row].begin_pass()
 
-    def begin_position(self, prefixes: Prefixes, position: int, is_draft: bool) -> None:
+    def begin_position(self, prefixes: Prefixes, position: int) -> None:
         """The rows' memories become those of what the next position follows."""
-        for lane, (row, is_reached) in enumerate(zip(prefixes.batch.rows, prefixes.reached, strict=True)):
-            self.of_row[row].is_reached = is_reached
-            if position and not is_draft and prefixes.tree is not None and not self.keeps_set:
+        if position and not prefixes.is_draft and prefixes.tree is not None and not self.keeps_set:
+            for lane, row in enumerate(prefixes.batch.rows):
                 self.of_row[row].go_to(prefixes.before(lane, position))
 
-    def end_position(self, batch: Batch, is_draft: bool) -> None:
-        for row in batch.rows:
-            self.of_row[row].end_position(is_draft)
+    def end_position(self, prefixes: Prefixes) -> None:
+        for row, is_reached in zip(prefixes.batch.rows, prefixes.reached, strict=True):
+            self.of_row[row].end_position(prefixes.is_draft, is_reached)
 
     def commit(self, batch: Batch, num_tokens: list[int]) -> None:
         for lane, (row, num) in enumerate(zip(batch.rows, num_tokens, strict=True)):

@@ -136,4 +136,4 @@ class CriteriaStopping(Stopping):
         ids = batch.tokens[b, None, :end].expand(self.batch_size, -1)
         # All are asked, not just until the first True: each of them advances, as in plain generate.
         answers = [criterion(ids, scores) for criterion in self.copies[row]]
-        return any(bool(torch.as_tensor(one).expand(self.batch_size)[row]) for one in answers)
+        return any(bool(torch.as_tensor(one).flatten().expand(self.batch_size)[row]) for one in answers)

@@ -13,7 +13,7 @@ NOTHING_PAYS = f"the likeliest tokens promise less than {MARGIN} times the token
 TRUST_WEIGHT, MEMORY = 4.0, 0.97
 #: the share of the difference that a round without a draft forgets: a text may become predictable
 FORGIVENESS = 0.01
-#: nodes to consider after a round in which none paid; else a multiple of those proposed last
+#: nodes to consider after a round in which none paid, beside those `to_beat`; else a multiple of those proposed last
 FEW, MORE = 2, 4
 #: after each PATIENCE rounds in which no node paid, one round fewer is examined: every second, third, MOST_REST-th
 PATIENCE, MOST_REST = 8, 4
@@ -52,7 +52,7 @@ class BestNodes(Schedule):
     def plan(self, batch: Batch) -> list[int]:
         self.num_vain += 1
         rest = min(MOST_REST, 1 + self.num_vain // PATIENCE)
-        num_looked_at = min(self.max_tokens, max(FEW, MORE * self.last)) if self.num_vain % rest == 0 else 0
+        num_looked_at = min(self.max_tokens, max(FEW + int(self.to_beat), MORE * self.last)) if self.num_vain % rest == 0 else 0
         self.last = 0  # unless some pay
         return [min(num_looked_at, room) for room in self.rooms(batch)]
 
@@ -80,7 +80,7 @@ class BestNodes(Schedule):
         return [min(best, len(row)) for row in chances]
 
     def update(self, round: Round) -> None:
-        if any(round.num_drafted):
+        if self.last:
             self.kept = MEMORY * self.kept + sum(round.num_accepted)
         else:
             self.kept += FORGIVENESS * (self.promised - self.kept)

@@ -53,8 +53,7 @@ class HybridSchedule(WrappedSchedule):
         return 0 if self.guesses.last else self.schedule.num_passes(round)
 
     def update(self, round: Round) -> None:
-        if self.guesses.last or not any(round.num_drafted):
-            self.guesses.update(round)
+        self.guesses.update(round)
         if self.guesses.last:
             self.tokens += FORGIVENESS * (FIRST_TOKENS - self.tokens)
             return

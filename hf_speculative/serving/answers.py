@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ..call.statistics import RowStatistics
+from ..tokenizers.vocabulary import vocabulary_of
 from .protocol import Sampling, StreamOptions
 from .replies import Event, Part, Reply
 from .requests import Logprob
@@ -25,7 +26,8 @@ def usage_of(replies: Sequence[Reply], prompt: str = "prompt", answer: str = "co
     """The `usage` of an answer; draft tokens are counted as OpenAI's predicted tokens."""
     prompts = {id(reply.prompt): reply for reply in replies}.values()  # `n` answers to one prompt
     num_prompt, num_new = sum(len(one.prompt) for one in prompts), sum(len(one.tokens) for one in replies)
-    num_cached, counts = sum(one.run.num_cached for one in prompts), counts_of(replies)
+    num_cached, counts = sum(one.run.num_cached for one in prompts), [one.run.statistics for one in replies]
+    num_drafted, num_kept = sum(one.num_draft_tokens for one in counts), sum(one.num_accepted_draft_tokens for one in counts)
     return {
         f"{prompt}_tokens": num_prompt,
         f"{answer}_tokens": num_new,
@@ -33,23 +35,17 @@ def usage_of(replies: Sequence[Reply], prompt: str = "prompt", answer: str = "co
         f"{prompt}_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": 0},
         f"{answer}_tokens_details": {
             "reasoning_tokens": 0,
-            "accepted_prediction_tokens": counts.num_accepted_draft_tokens,
-            "rejected_prediction_tokens": counts.num_draft_tokens - counts.num_accepted_draft_tokens,
+            "accepted_prediction_tokens": num_kept,
+            "rejected_prediction_tokens": num_drafted - num_kept,
         },
     }
 
 
-def counts_of(replies: Sequence[Reply]) -> RowStatistics:
-    """Counts of drafts of all replies."""
+def metrics_of(replies: Sequence[Reply]) -> dict[str, Any]:
+    """Statistics of drafts of replies that have ended, where an engine counted them."""
     counts = RowStatistics()
     for reply in replies:
         counts += reply.run.statistics
-    return counts
-
-
-def metrics_of(replies: Sequence[Reply]) -> dict[str, Any]:
-    """Statistics of drafts, where an engine counted them."""
-    counts = counts_of(replies)
     return {"metrics": {"speculative_decoding": counts.to_dict()}} if counts.num_new_tokens else {}
 
 
@@ -67,11 +63,17 @@ class Answer:
     def __init__(self, body: Sampling, model: str, tokenizer: PreTrainedTokenizerBase):
         self.body, self.model = body, model
         self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
-        self.tokenizer, self.token_text = tokenizer, lru_cache(4096)(lambda token: tokenizer.decode([token]))
+        self.tokenizer, self.token_bytes = tokenizer, lru_cache(4096)(self._bytes)
         # by the index of the reply
         self.choices: dict[int, dict[str, Any]] = {}
         self.num_calls: Counter[int] = Counter()
         self.num_characters: Counter[int] = Counter()
+
+    def _bytes(self, token: int) -> bytes:
+        return vocabulary_of(self.tokenizer).piece(token) or self.tokenizer.decode([token]).encode()
+
+    def _text_of(self, token: int) -> str:
+        return self.token_bytes(token).decode(errors="replace")
 
     # ---- whole
 
@@ -100,8 +102,7 @@ class Answer:
             return None
 
         def told(token: int, logprob: float) -> dict[str, Any]:
-            text = self.token_text(token)
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+            return {"token": self._text_of(token), "logprob": logprob, "bytes": list(self.token_bytes(token))}
 
         tokens = [told(n.token, n.logprob) | {"top_logprobs": [told(*pair) for pair in n.top]} for n in logprobs]
         return {"content": tokens, "refusal": None}
@@ -162,7 +163,9 @@ class TextAnswer(Answer):
         if not self.body.echo:
             return "", []
         first = Logprob(reply.prompt[0], float("nan"), [])
-        return self.tokenizer.decode(reply.prompt), [first, *(reply.prompt_logprobs or [])]
+        given = self.body.prompt[reply.index // (self.body.n or 1)]
+        text = given if isinstance(given, str) else self.tokenizer.decode(given)
+        return text, [first, *(reply.prompt_logprobs or [])]
 
     def _choice(self, reply: Reply, parts: Sequence[Part], logprobs: Sequence[Logprob]) -> dict[str, Any]:
         text, before = self._echoed(reply)
@@ -188,7 +191,7 @@ class TextAnswer(Answer):
     def _text_logprobs(self, reply: Reply, logprobs: Sequence[Logprob] | None) -> dict[str, Any] | None:
         if self.body.num_top is None or logprobs is None:
             return None
-        texts, offsets = [self.token_text(one.token) for one in logprobs], []
+        texts, offsets = [self._text_of(one.token) for one in logprobs], []
         for text in texts:
             offsets.append(self.num_characters[reply.index])
             self.num_characters[reply.index] += len(text)
@@ -196,7 +199,7 @@ class TextAnswer(Answer):
         for one in logprobs:
             top.append({})
             for token, value in [*one.top, (one.token, one.logprob)]:  # of tokens with the same text, the likelier one
-                text = self.token_text(token)
+                text = self._text_of(token)
                 top[-1][text] = max(value, top[-1].get(text, value))
         values: list[Any] = [one.logprob for one in logprobs]
         if values and values[0] != values[0]:

@@ -164,7 +164,7 @@ async def _stream(answer, replies: list[Reply], queue: asyncio.Queue) -> AsyncIt
 
 
 def _status(error: BaseException) -> int:
-    kinds: dict[type, int] = {UnknownModel: 404, QueueFull: 429, Closed: 503, **dict.fromkeys(TOLD, 400)}
+    kinds: dict[type, int] = {UnknownModel: 404, **dict.fromkeys(TOLD, 400), QueueFull: 429, Closed: 503}
     return next((status for kind, status in kinds.items() if isinstance(error, kind)), 500)
 
 

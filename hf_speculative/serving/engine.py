@@ -26,6 +26,7 @@ from ..call.option_types import WholeNumber
 from ..call.parts import make_schedule, target_and_drafter
 from ..call.preparation import prepare_rounds
 from ..call.statistics import RowStatistics
+from ..distillation.followed import used
 from ..interfaces import CachedModel, Drafter
 from ..loop import speculate
 from ..models import Inputs, choose, device_of, fits_trees, max_positions_of, modes_of_a_call, num_logits
@@ -342,6 +343,8 @@ class Engine:
                     request.error = error
             if is_done:
                 if not request.is_over:
+                    if (learner := self.options.config.learn) is not None:
+                        learner.use = used(request.inputs.generation_config)
                     drafter.learn(request.ids, request.tokens)
                 self._end(row, request.error)
 

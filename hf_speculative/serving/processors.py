@@ -51,11 +51,13 @@ class StopTexts(StoppingCriteria):
 
     Args:
         tokenizer: the Rust tokenizer.
+        before: tokens in front of the answer, on which its white space may depend.
+        skips_specials: special tokens are no text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, texts: Sequence[str]):
+    def __init__(self, tokenizer: Tokenizer, texts: Sequence[str], before: Sequence[int] = (), skips_specials: bool = True):
         self.tokenizer, self.text = tokenizer, HeldBack(texts)
-        self.stream = DecodeStream([], skip_special_tokens=True)
+        self.stream = DecodeStream([*before], skip_special_tokens=skips_specials)
         self.num_read: int | None = None
 
     def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:

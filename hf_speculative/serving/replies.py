@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tokenizers.decoders import DecodeStream
@@ -69,6 +69,7 @@ class Reply:
         ends: tokens that end it, which are not part of its text.
         max_new_tokens: the most tokens.
         prompt_logprobs: of the prompt's tokens, where the request asks for them.
+        before: the end of a prompt that the text goes on from, on which white space may depend.
     """
 
     index: int
@@ -80,6 +81,7 @@ class Reply:
     ends: set[int]
     max_new_tokens: int
     prompt_logprobs: list[Logprob] | None = None
+    before: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.skips_specials = self.body.skip_special_tokens is not False and not self.parser.keeps_specials
@@ -91,7 +93,7 @@ class Reply:
         self.num_told = 0
         self.has_called = self.is_cut = False
         self.held_back = HeldBack(self.body.stop or [])
-        self.decoder = DecodeStream([], skip_special_tokens=self.skips_specials)
+        self.decoder = DecodeStream(self.before, skip_special_tokens=self.skips_specials)
 
     def start(self, submit: Callable[[], Run]) -> Run:
         """Submit it; tokens that arrive before `submit` returns wait for it."""
@@ -132,9 +134,11 @@ class Reply:
     def _rest(self) -> str:
         """The text that was not sent yet, up to a text or token that ends the answer."""
         tokens = self.tokens[:-1] if self.is_ended else self.tokens
-        whole = self.tokenizer.decode(tokens, skip_special_tokens=self.skips_specials)
+        before, whole = (
+            self.tokenizer.decode(ids, skip_special_tokens=self.skips_specials) for ids in (self.before, self.before + tokens)
+        )
         cut = HeldBack(self.body.stop or [])
-        text = cut.add(whole) + cut.rest()
+        text = cut.add(whole[len(before) :]) + cut.rest()
         self.is_cut = cut.is_over
         told = "".join(self.told)
         if text.startswith(told):  # the rest: text that was held back, and half a character

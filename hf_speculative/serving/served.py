@@ -27,6 +27,8 @@ CHARACTERS_PER_TOKEN = 32
 PROMPTS = {"prompt", "messages", "input", "instructions"}
 #: fields that are keywords of `generate`
 GENERATION = {"do_sample", "top_p", "top_k", "min_p", "repetition_penalty"}
+#: tokens of a prompt that are read with its answer: enough for a character
+NUM_BEFORE = 8
 #: tokens of a tag that begins a thought, with spaces after it
 LONGEST_TAG = 16
 
@@ -72,10 +74,11 @@ class Served:
         """
         if body.model and body.model != self.name:
             raise UnknownModel(body.model, self.name)
-        texts = (one for one in leaves(body.model_dump(include=PROMPTS), without=MEDIA_PARTS) if isinstance(one, str))
-        length, most = sum(map(len, texts)), CHARACTERS_PER_TOKEN * self.max_length
-        if length > most:
-            raise BadRequest(f"the prompt has {length:,} characters, and more than {most:,} cannot fit: shorten it.")
+        most = CHARACTERS_PER_TOKEN * self.max_length
+        for prompt in body.prompt if isinstance(body, Completion) else [body.model_dump(include=PROMPTS)]:
+            length = sum(len(text) for text in leaves(prompt, without=MEDIA_PARTS) if isinstance(text, str))
+            if length > most:
+                raise BadRequest(f"the prompt has {length:,} characters, and more than {most:,} cannot fit: shorten it.")
         size = num_logits(self.model)
         for field in ("logit_bias", "stop_token_ids"):
             if unknown := [token for token in map(int, getattr(body, field, None) or ()) if token >= size]:
@@ -166,7 +169,16 @@ class Served:
         most = body.max_tokens or min(DEFAULT_NEW_TOKENS, room, self.max_tokens or room)
         eos = self.eos if isinstance(body, Completion) else self.ends_of_chat
         ends = {*(body.stop_token_ids or []), *([] if body.ignore_eos else eos)}
-        return Reply(index, prompt.ids, self.tokenizer, tell, self._parser(body, prompt, grammar), body, ends, most)
+        parser, before = self._parser(body, prompt, grammar), self._before(body, prompt)
+        return Reply(index, prompt.ids, self.tokenizer, tell, parser, body, ends, most, before=before)
+
+    def _before(self, body: Sampling, prompt: Prompt) -> list[int]:
+        """The end of the prompt, where the answer goes on from its text."""
+        if not isinstance(body, Completion) or self.model.config.is_encoder_decoder:
+            return []
+        ids = prompt.ids[-NUM_BEFORE:]
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        return ids if text and not text.endswith("\ufffd") else []
 
     def _submit(self, reply: Reply, prompt: Prompt, body: Sampling, grammar: Any, nth: int, client: Client) -> None:
         if body.max_tokens == 0:  # nothing but the prompt
@@ -199,10 +211,13 @@ class Served:
         if body.logit_bias:
             settings["sequence_bias"] = {(int(key),): bias for key, bias in body.logit_bias.items()}
         if body.frequency_penalty or body.presence_penalty:
-            penalties = Penalties(len(prompt.ids), body.frequency_penalty or 0.0, body.presence_penalty or 0.0)
+            penalties = Penalties(
+                num_before(self.model, prompt.ids) or 1, body.frequency_penalty or 0.0, body.presence_penalty or 0.0
+            )
             settings["logits_processor"] = [penalties]
         if body.stop:
-            settings["stopping_criteria"] = [StopTexts(self.tokenizer.backend_tokenizer, body.stop)]
+            ends = StopTexts(self.tokenizer.backend_tokenizer, body.stop, reply.before, reply.skips_specials)
+            settings["stopping_criteria"] = [ends]
         return settings
 
     def _prompt_logprobs(self, ids: list[int], num_top: int):

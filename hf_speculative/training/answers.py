@@ -9,7 +9,7 @@ A draft has to guess what its target writes; texts by other authors have another
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
@@ -86,6 +86,7 @@ def answer(
     header: dict[str, Any],
     watch: Callable[[int, int], None] = lambda done, total: None,
     share: tuple[int, int] = (0, 1),
+    others: Sequence[Path] = (),
     is_over: Callable[[], bool] = lambda: False,
     keywords: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
@@ -97,13 +98,14 @@ def answer(
         header: what it is about.
         watch: is told how many answers there are, of how many.
         share: rank and number of processes, each of which makes its own part in a journal of its own.
+        others: journals whose answers are not made again.
         is_over: asked before each part and after each answer, once there are `settings.batch_size`: what is missing stays so.
         keywords: more of `generate`: which tokens end an answer.
     """
     (rank, count), least, found = share, settings.batch_size, read_answers(path, header)
-    num_rows = max(rows_at_once(target), least)
+    num_rows, known = max(rows_at_once(target), least), {*found}.union(*(read_answers(one, header) for one in others))
     keys = [(index, sample) for sample in range(settings.answers_per_prompt) for index in prompts][rank::count]
-    num_done = sum(key in found for key in keys)
+    num_done = sum(key in known for key in keys)
     watch(num_done, len(keys))
     # Written anew, without what a kill left of a last line.
     files.write(path, "".join([json.dumps(header) + "\n", *(_line(key, ids) for key, ids in found.items())]))
@@ -112,7 +114,7 @@ def answer(
             part = keys[first : first + PART * num_rows]
             if num_done >= least and is_over():
                 return
-            if all(key in found for key in part):
+            if all(key in known for key in part):
                 continue
             torch.manual_seed(settings.seed + first + 1_000_003 * rank)
             completions = generate_batches(
@@ -127,7 +129,7 @@ def answer(
             with closing(completions):
                 for completion in completions:
                     key = part[completion.index]
-                    if key in found:
+                    if key in known:
                         continue
                     files.append(file, _line(key, completion.new_ids), KEPT)
                     num_done += 1

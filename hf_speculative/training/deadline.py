@@ -8,6 +8,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from ..measuring.processes import Processes
+
 #: of a run's time, when prompts and answers end; of what is left after them, what measuring may take; what is kept for writing
 PROMPTING, ANSWERING, MEASURING, WRITING = 0.1, 0.4, 0.3, 0.05
 #: of a run's time, the longest measurement of one way to decode
@@ -68,13 +70,14 @@ class Pace(TrainerCallback):
     Args:
         step_seconds: what a step takes, until one was made.
         watch: is told of steps and measurements.
+        processes: those that train together, of which the first one's clock counts.
 
     Attributes:
         seconds: of training steps alone; kept in the log, where a resumed run finds them.
     """
 
-    def __init__(self, deadline: Deadline, step_seconds: float, watch: Watch):
-        self.deadline, self.step_seconds, self.watch = deadline, step_seconds, watch
+    def __init__(self, deadline: Deadline, step_seconds: float, watch: Watch, processes: Processes):
+        self.deadline, self.step_seconds, self.watch, self.processes = deadline, step_seconds, watch, processes
         self.seconds, self.evaluation_seconds, self.is_early = 0.0, 0.0, False
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -91,7 +94,9 @@ class Pace(TrainerCallback):
         self.seconds += self.step_seconds
         self.watch.count(state.global_step, state.max_steps)
         is_last = state.global_step >= state.max_steps
-        self.is_early = not is_last and self.deadline.left < self.step_seconds + self.evaluation_seconds
+        if not math.isinf(self.deadline.seconds):
+            (is_over, *_) = self.processes.gather([self.deadline.left < self.step_seconds + self.evaluation_seconds])
+            self.is_early = is_over and not is_last
         if self.is_early or is_last:
             control.should_training_stop = control.should_evaluate = control.should_save = True
 
@@ -101,7 +106,7 @@ class Pace(TrainerCallback):
         self.watch.say(f"Acceptance length after step {state.global_step:,}: {length:.2f}.")
         if math.isinf(self.deadline.seconds):
             return
-        self.evaluation_seconds = metrics["eval_seconds"]
+        left, self.evaluation_seconds = self.processes.gather([(self.deadline.left, metrics["eval_seconds"])])[0]
         num_steps = state.max_steps - state.global_step
-        num_measured = max(1, int(MEASURING * self.deadline.left / max(self.evaluation_seconds, 1e-3)))
+        num_measured = max(1, int(MEASURING * left / max(self.evaluation_seconds, 1e-3)))
         state.eval_steps = state.save_steps = max(state.eval_steps, -(-num_steps // num_measured))

@@ -160,23 +160,28 @@ class Run:
         rank, count, prompts = self.processes.rank, self.processes.count, self.data.prompts
         name = f"{name_of(self.target)} {fingerprint(self.target)}"
         header = header_of(name, Prompts(prompts).digest, settings)
-        paths = [self.folder / ANSWERS, *(self.folder / f"{ANSWERS}.rank{one}" for one in range(1, count))]
+        path = self.folder / (f"{ANSWERS}.rank{rank}" if rank else ANSWERS)
         with self._decodes_fast():
             answer(
                 self.target,
                 prompts,
                 settings,
-                paths[rank],
+                path,
                 header,
+                others=self._journals(),
                 watch=self.watch.count,
                 share=(rank, count),
                 is_over=lambda: self.before is not None or self.deadline.has_passed(ANSWERING),
                 keywords=self.ends,
             )
         self.processes.gather([])  # all have written theirs
-        found = {key: ids for path in paths for key, ids in read_answers(path, header).items()}
+        found = {key: ids for path in self._journals() for key, ids in read_answers(path, header).items()}
         examples = [Example(tuple(prompts[index]), ids) for (index, _), ids in sorted(found.items())]
         self.examples = unique(examples, settings.max_length)
+
+    def _journals(self) -> list[Path]:
+        """Of answers, by all processes, also those of a run before, which may have had more."""
+        return [*sorted(self.folder.glob(f"{ANSWERS}.rank*[0-9]")), self.folder / ANSWERS]
 
     @contextmanager
     def _decodes_fast(self) -> Iterator[None]:
@@ -237,7 +242,7 @@ class Run:
         size = f"{self.num_parameters / 1e6:.1f} million parameters"
         self.watch.say(f"{size} learn from {plural(len(self.examples), 'answer')}.")
         self.watch.part("training")
-        pace = Pace(self.deadline, self.step_seconds, self.watch)
+        pace = Pace(self.deadline, self.step_seconds, self.watch, self.processes)
         trainer.add_callback(pace)
         if self.processes.rank == 0:
             result.write()
@@ -314,7 +319,7 @@ class Run:
             return self.settings.steps
         if self.before is not None and self.before.best_step is None:  # killed, and begun with a plan
             return self.before.num_steps
-        return num_done + self.deadline.num_steps(self.step_seconds)
+        return self.processes.gather([num_done + self.deadline.num_steps(self.step_seconds)])[0]  # each has a clock
 
     def _result(self, num_steps: int) -> Trained:
         return Trained(

@@ -21,10 +21,6 @@ from .acceptance import Meter
 TIMED_STEPS, TIMING = 3, 0.05
 
 
-class NotFinite(ValueError):
-    """The loss is no number any more."""
-
-
 class AlikeInLength(LengthGroupedSampler):
     """Puts texts of about one length into a batch, so that little of it is padding; a run that goes on takes the same ones."""
 
@@ -52,7 +48,7 @@ class DraftTrainer(Trainer):
         **kwargs: as for `Trainer`.
 
     Raises:
-        NotFinite: in a step whose loss is NaN or infinite. Its batch is kept beside the checkpoints.
+        ValueError: in a step whose loss is NaN or infinite. Its batch is kept beside the checkpoints.
     """
 
     def __init__(self, student: Student, teacher: Teacher, loss: str, use: SamplingParams, meter: Meter, **kwargs):
@@ -108,7 +104,7 @@ class DraftTrainer(Trainer):
         kept = Path(self.args.output_dir) / f"not-finite-step-{step}.pt"
         kept.parent.mkdir(parents=True, exist_ok=True)
         torch.save({name: tensor.cpu() for name, tensor in inputs.items()}, kept)
-        raise NotFinite(
+        raise ValueError(
             f"the loss is {loss.item()} in step {step + 1}; its batch is in {kept}. The checkpoints before are whole. Try a "
             "lower learning rate, or bfloat16 instead of float16."
         )

@@ -31,7 +31,7 @@ def chances_of(draft: Draft, target_probs: Tensor, num_accepted: Tensor) -> Tens
     if q.device.type == "cpu":
         q = q[:, : int(num_accepted.max()) + 1]
     width = q.shape[1]
-    p = target_probs[:, :width]
+    p = target_probs[:, :width, : q.shape[2]]  # a draft may have fewer tokens
     if_drawn = torch.minimum(p, q).sum(2)
     if_likeliest = p.gather(2, q.argmax(2, keepdim=True))[..., 0]
     positions = torch.arange(width, device=p.device)

@@ -4,12 +4,14 @@ import copy
 import functools
 import sys
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 
 import hf_speculative as hs
+from hf_speculative.models.model_state import loaded_for
 from tests.support import distributions, tiny
 from tests.support.plain import reproduces_plain, same_as_plain, state_of
 
@@ -181,3 +183,38 @@ def test_an_adapter_for_each_row(way_in):
     for name in names:
         expected = plain.generate(**tiny.prompts(1), **settings, adapter_names=[name])
         assert call(**tiny.prompts(1), **settings, adapter_names=[name]).tolist() == expected.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")
+@pytest.mark.parametrize("way_in", ["attach", "patch"])
+def test_learned_prompts_around_an_attached_model(way_in):
+    """PEFT calls the model inside, after it has put its own preparation there: which no cache of ours calls."""
+    model = tiny.llama()
+    prompted = get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)).eval()
+    call = functools.partial(prompted.generate, **tiny.prompts(1), max_new_tokens=8, do_sample=False, pad_token_id=0)
+    expected = call()
+    with hs.patch_transformers("auto") if way_in == "patch" else nullcontext(hs.attach(model, tiny.noisy_copy(model))):
+        with pytest.raises(ValueError, match="prepends learned prompts"):
+            call()
+        assert torch.equal(call(draft_model=None), expected)
+
+
+def test_an_activated_lora():
+    """It counts its columns from the end of each pass."""
+    config = LoraConfig(
+        target_modules=["q_proj"], alora_invocation_tokens=[7, 8], init_lora_weights=False, task_type="CAUSAL_LM"
+    )
+    model = get_peft_model(tiny.llama(), config).eval()
+    hs.attach(model, tiny.noisy_copy(model.get_base_model()))
+    with tiny.refused(model.get_base_model(), "an activated LoRA counts columns"):
+        model.generate(input_ids=torch.tensor([[5, 6, 7, 8]]), max_new_tokens=8, do_sample=False, pad_token_id=0)
+
+
+def test_drafts_by_name_go_with_the_model_inside(tmp_path):
+    model = adapted()
+    tiny.noisy_copy(tiny.llama()).save_pretrained(tmp_path)
+    settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    hs.generate(model, **tiny.prompts(1), **settings, draft_model=str(tmp_path))
+    assert loaded_for(model.get_base_model())
+    hs.detach(model)
+    assert not loaded_for(model.get_base_model()) and not loaded_for(model)

@@ -6,7 +6,6 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from hf_speculative.distillation.eagle3_student import Eagle3Student, TrainingTimeTest, layers_read, new_head
-from hf_speculative.distillation.head_student import most_frequent
 from hf_speculative.heads import load_head
 from tests.support import heads, lessons, tiny
 from tests.support.execution import have_equal_weights
@@ -45,8 +44,8 @@ def test_steps_guess_the_tokens_that_they_are_compared_with(deep, tmp_path):
 def test_the_draft_vocabulary_is_the_most_frequent_tokens_sorted(deep, tmp_path):
     counts = torch.zeros(tiny.VOCAB, dtype=torch.long)
     counts[[50, 7, 33, 12]] = torch.tensor([9, 5, 5, 1])
-    assert most_frequent(counts, 3).tolist() == [7, 33, 50]
-    assert most_frequent(counts, 6).tolist() == [0, 1, 7, 12, 33, 50], "of those that never occur, the first ones"
+    more = new_head(deep, counts, 6)
+    assert more.t2d.nonzero()[:, 0].tolist() == [0, 1, 7, 12, 33, 50], "of those that never occur, the first ones"
     head = new_head(deep, counts, 3)
     assert (torch.arange(3) + head.d2t).tolist() == [7, 33, 50] and head.t2d.nonzero()[:, 0].tolist() == [7, 33, 50]
     assert torch.equal(head.lm_head.weight, deep.lm_head.weight[[7, 33, 50]]), "begins as the target's"
@@ -63,3 +62,12 @@ def test_a_saved_head_is_read_again(deep, tmp_path):
     assert again.config.layers_read(6) == head.config.layers_read(6) == layers_read(6)
     assert again.config.speculators_config["algorithm"] == "eagle3"
     assert have_equal_weights(again, head.state_dict())
+
+
+def test_the_draft_vocabulary_is_the_heads_own(deep):
+    """A checkpoint brings the ids of the answers that it was begun with."""
+    counts = torch.arange(tiny.VOCAB)
+    head, saved = new_head(deep, counts, 20), new_head(deep, counts.flip(0), 20)
+    student = Eagle3Student(head, deep)
+    head.load_state_dict(saved.state_dict())
+    assert student.vocabulary.tolist() == saved.t2d.nonzero()[:, 0].tolist()

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections import Counter
 from contextlib import closing
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -417,3 +418,19 @@ def test_an_encoder_decoder_model_is_refused():
 def test_only_attach_takes_more_than_a_learner(target):
     with pytest.raises(TypeError, match=r"`learn=True` .*attach"):
         hs.SpeculativeConfig(learn=True)
+
+
+def test_an_interrupted_step_leaves_no_gradients(target, monkeypatch):
+    learner = attached(target)
+    monkeypatch.setattr(learner.optimizer, "step", Mock(side_effect=KeyboardInterrupt))
+    learner.balance = 1.0
+    with pytest.raises(KeyboardInterrupt):
+        learner.spend(0.0)
+    assert all(weight.grad is None for weight in learner.weights) and not learner.is_frozen
+
+
+def test_prompts_that_are_known_are_few():
+    chosen = held_out.HeldOut()
+    chosen.known = {-number: False for number in range(1, held_out.MOST_PROMPTS + 2)}  # two threads were there at once
+    chosen([5])
+    assert len(chosen.known) == held_out.MOST_PROMPTS

@@ -1,5 +1,7 @@
 """A draft model and guesses in one call: who drafts is decided before anything is drawn, and both are used."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -8,7 +10,8 @@ from hf_speculative.call.options import read_options
 from hf_speculative.call.sources import source_of
 from hf_speculative.drafting import DynamicTreeDrafter, TreeDrafter
 from hf_speculative.drafting.nodes import MergedTree
-from hf_speculative.schedules import Adaptive, Costs, HybridSchedule
+from hf_speculative.schedules import Adaptive, Constant, Costs, HybridSchedule
+from hf_speculative.types import Batch
 from tests.support import distributions, tiny
 from tests.support.plain import agrees, reproduces_plain, same_as_plain
 
@@ -113,3 +116,36 @@ def test_guesses_join_no_draft_on_other_devices():
     call = (ONE | {"draft_model": draft}, None, SpeculativeConfig(), lambda draft, _: draft)
     assert read_options(tiny.llama().to("meta"), *call).source.parts is None
     assert read_options(tiny.llama(), *call).source.parts is not None
+
+
+def test_guesses_come_back_beside_a_good_draft():
+    """Where one round of them did not pay, a text that becomes predictable is copied again."""
+    batch = Batch(torch.ones(1, 8, dtype=torch.long), [0], max_length=999)
+    batch.is_unread = False
+    own = Constant(4)
+    own.speed = 3.0
+    schedule = HybridSchedule(own, costs=Costs(0.1, 0.02))
+    schedule.begin(batch, None)
+
+    def guessed(chance):
+        (guesses, most), (_, drafts) = schedule.parts(schedule.plan(batch))
+        chances = [chance**place for place in range(1, most[0] + 1)]
+        num = guesses.num_nodes(batch, [chances])[0] if chances else 0
+        round = {"num_drafted": [num or drafts[0]], "num_accepted": [num], "tokens": [[0] * (num + 1)]}
+        schedule.update(SimpleNamespace(rows=[0], **round))
+        return num
+
+    assert guessed(0.1) == 0
+    assert max(guessed(0.99) for _ in range(30)) > 16
+
+
+def test_trust_in_merged_guesses_recovers():
+    tree = MergedTree()
+    tree.chances = [[0.9, 0.9]]
+    for _ in range(40):
+        tree.judge([[]])
+    low = tree.kept / tree.promised
+    tree.chances = [[]]
+    for _ in range(200):
+        tree.judge([[]])
+    assert low < 0.1 < 0.4 < tree.kept / tree.promised

@@ -9,7 +9,7 @@ import torch
 import hf_speculative as hs
 from hf_speculative.drafting import mtp
 from hf_speculative.drafting.autoregressive import HeadDrafter
-from hf_speculative.models import RecordingModel, prompts
+from hf_speculative.models import AttentionLayers, RecordingModel, prompts
 from tests.support import heads, tied
 
 LENGTHS = (3, 90, 5, 1, 70, 4)
@@ -87,3 +87,26 @@ def test_caches_go_with_their_call(tmp_path, monkeypatch):
         assert begun and all(one() is None for one in begun)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("make", [eagle3, peagle, mtp_layers, mtp_head])
+def test_a_prompt_needs_no_mask(make, tmp_path, monkeypatch):
+    """It would be quadratic in the prompt's length; the tokens are the same."""
+    model, drafting = make(tmp_path)
+    ids = torch.randint(3, 50, (2, 60), generator=torch.Generator().manual_seed(0))
+    call = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0} | drafting
+    widths, masks = [], AttentionLayers.masks
+
+    def watched(self, queries, *args, **kwargs):
+        widths.append(queries.shape[1])
+        return masks(self, queries, *args, **kwargs)
+
+    monkeypatch.setattr(AttentionLayers, "masks", watched)
+    outputs = []
+    for need_no_mask in (AttentionLayers.need_no_mask, lambda *_: False):
+        monkeypatch.setattr(AttentionLayers, "need_no_mask", need_no_mask)
+        widths.clear()
+        output = hs.generate(model, ids, **call, return_dict_in_generate=True)
+        outputs.append((output.sequences.tolist(), output.statistics.num_accepted_draft_tokens, max(widths)))
+    assert outputs[0][:2] == outputs[1][:2]
+    assert outputs[0][2] < 20 < 59 <= outputs[1][2]

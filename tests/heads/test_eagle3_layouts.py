@@ -130,3 +130,10 @@ def test_a_map_that_says_nothing(tmp_path):
     tensors = load_file(tmp_path / "model.safetensors")
     save_file(tensors | {"d2t": torch.zeros(61, dtype=torch.long)}, tmp_path / "model.safetensors")
     assert same(load_head(tmp_path), head)
+
+
+def test_an_empty_list_of_layers_is_the_default(tmp_path):
+    head = load_head(heads.FIXTURES / heads.EAGLE3[0])
+    head.config.eagle_aux_hidden_state_layer_ids = []
+    write_head(head, tmp_path, "eagle")
+    assert load_head(tmp_path).config.eagle_aux_hidden_state_layer_ids is None

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import AutoModelForCausalLM, GenerationConfig, T5Config, T5ForConditionalGeneration
 
 import hf_speculative as hs
 from hf_speculative.hub import pairing as pairing_module
@@ -309,6 +309,17 @@ def test_code_keeps_all_settings_of_the_folder(target, draft, inputs, tmp_path):
     with hs.record() as stats:
         assert torch.equal(model.generate(**call), expected)
     assert stats.num_draft_tokens and len(stats.acceptance_histogram) == 4
+
+
+def test_code_reads_the_generation_config_of_a_call(folder, target, inputs):
+    """A source of drafts that it names, and whether it samples."""
+    export_generate(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    ids, mask = inputs.pop("input_ids"), inputs.pop("attention_mask")
+    for more in ({"prompt_lookup_num_tokens": 2}, {"do_sample": False}):
+        config = GenerationConfig(**inputs | more)
+        output = model.generate(ids, attention_mask=mask, generation_config=config)
+        assert torch.equal(output, target.generate(ids, attention_mask=mask, **inputs))
 
 
 def test_export_checks_its_arguments(tmp_path):

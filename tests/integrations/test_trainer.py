@@ -6,6 +6,7 @@ import importlib
 import pytest
 import torch
 from transformers import GenerationConfig, Seq2SeqTrainer, TrainingArguments
+from transformers.utils.quantization_config import QuantizationMethod
 
 import hf_speculative as hs
 from hf_speculative.integrations.trainer import SpeculativeSeq2SeqTrainer
@@ -45,6 +46,32 @@ def speculative(model, folder, draft, num_new=6, cls=SpeculativeTrainer, args=No
 def first_token(prediction):
     """A metric, so that Seq2SeqTrainer generates at all."""
     return {"first": float(prediction.predictions[:, 1].mean())}
+
+
+def test_transformers_defaults_are_not_taken_for_settings(target, draft):
+    """`Seq2SeqTrainer` writes them into the model's generation config after its first batch."""
+    model = copy.deepcopy(target)
+    hs.attach(model, copy.deepcopy(draft), config=hs.SpeculativeConfig(tree_top_k=2))
+    call = tiny.prompts(1) | {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(**call)
+    model.generation_config.update(**GenerationConfig._get_default_generation_params(), defaults_only=True)
+    assert torch.equal(model.generate(**call), expected)
+    hs.attach(model, copy.deepcopy(draft), num_draft_tokens=3)
+    with hs.record() as stats:
+        model.generate(**call)
+    assert len(stats.histogram) <= 4
+    model.generation_config.num_assistant_tokens = 2
+    hs.attach(model, copy.deepcopy(draft))
+    with hs.record() as stats:
+        model.generate(**call)
+    assert stats.num_draft_tokens == 2 * stats.num_spec_steps, "what differs was set"
+
+
+def test_a_quantized_draft_is_not_cast(target, draft, tmp_path):
+    """transformers refuses a `dtype` for it, `None` as well."""
+    quantized = copy.deepcopy(draft)
+    quantized.is_quantized, quantized.quantization_method = True, QuantizationMethod.BITS_AND_BYTES
+    SpeculativeSeq2SeqTrainer(target, arguments(tmp_path), draft_model=quantized)
 
 
 def test_predictions_of_an_encoder_decoder_model_are_those_of_seq2seq_trainer(t5, tmp_path):

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import re
 
 import pytest
@@ -105,6 +106,18 @@ def test_a_stopped_benchmark_keeps_what_was_measured(tmp_path, monkeypatch):
     assert [cell["num_new_tokens"] for cell in cells if cell["setting"] == "plain"] == [12, 12]
     begun = kill_after(monkeypatch, 100)
     assert run("--batch", "1,2", "--results", tmp_path / "results").exit_code == 0 and len(begun) == 2
+
+
+def test_files_of_another_run_are_not_shown_as_this_one(tmp_path, monkeypatch):
+    """A stopped benchmark shows what it measured itself."""
+    results = tmp_path / "results"
+    assert run("--batch", "1,2", "--results", results).exit_code == 0
+    for path in results.iterdir():
+        os.utime(path, (1, 1))
+    (results / "code-8-t0-c1.jsonl").unlink()
+    kill_after(monkeypatch, 3)
+    result = run("--batch", "1,2", "--results", results, "--json", tmp_path / "a.json")
+    assert result.exit_code == 130 and "concurrency 2" not in result.stdout, result.output
 
 
 @pytest.mark.parametrize(

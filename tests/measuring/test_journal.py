@@ -157,3 +157,13 @@ def test_another_generation_config_is_another_evaluation(model, small, tokenizer
     target.generation_config.top_k = 1
     with pytest.raises(ValueError, match=r"another evaluation, whose generation_config\.top_k is None and not 1: name"):
         hs.evaluate(target, small, TEXTS[:2], tokenizer=tokenizer, **options)
+
+
+def test_other_settings_of_what_is_attached_are_another_evaluation(model, small, tokenizer, tmp_path):
+    target, options = copy.deepcopy(model), OPTIONS | {"results": tmp_path / "out.jsonl", "tokenizer": tokenizer}
+    for rule in ("token", "block"):
+        hs.attach(target, small, config=hs.SpeculativeConfig(rule=rule))
+        if rule == "token":
+            hs.evaluate(target, dataset=TEXTS[:2], **options)
+    with pytest.raises(ValueError, match=r"another evaluation, whose generate\.rule is 'token' and not 'block': name"):
+        hs.evaluate(target, dataset=TEXTS[:2], **options)

@@ -1,5 +1,7 @@
 """Other ways to decode are settings like ours: timed, compared token for token, and never recommended."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
@@ -58,6 +60,15 @@ def test_who_is_refused(evaluate, model, small):
             evaluate(**options)
     with pytest.raises(ValueError, match="a rival takes `num_draft_tokens` only"):
         Setting(rival="assisted", draft_model="draft")
+
+
+def test_what_failed_is_tried_again(evaluate, tmp_path):
+    """It may have lacked a compiler, or memory."""
+    rival = Rival("broken", Mock(side_effect=RuntimeError("no room")))
+    call = {"rivals": [rival], "skip_failing": True, "results": tmp_path / "out.jsonl"}
+    assert len(evaluate(**call).failures) == 1
+    with pytest.raises(RuntimeError, match="no room"):
+        evaluate(**call | {"skip_failing": False})
 
 
 def test_one_that_fails_is_left_out_where_that_is_asked_for(evaluate, model):

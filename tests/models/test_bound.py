@@ -96,7 +96,6 @@ class TestTheName:
 
     @pytest.mark.parametrize("is_cast", [False, True])
     def test_is_that_of_the_process_which_makes_it(self, model, emulated, monkeypatch, is_cast):
-        monkeypatch.setattr(artifact_process, "yield_to_others", lambda: None)
         run_as(monkeypatch, has_kernel=not is_cast, compile="auto")
         if is_cast:
             model.to(torch.bfloat16)  # and buffers, which a model that is made in bfloat16 has in float32

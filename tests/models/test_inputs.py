@@ -230,9 +230,24 @@ def test_token_healing():
     healed = expected[0, : inputs["input_ids"].shape[1]].tolist()
     assert healed != inputs["input_ids"][0].tolist(), "something was healed"
     assert hs.generate(target, **inputs, **settings, draft_model=draft).tolist() == expected.tolist()
+    config = GenerationConfig(max_new_tokens=12, do_sample=False)
+    beside = {"generation_config": config, "token_healing": True, "tokenizer": tokenizer, "draft_model": draft}
+    assert hs.generate(target, **inputs, **beside).tolist() == expected.tolist()
     hs.attach(target, draft)
     assert target.generate(**inputs, **settings).tolist() == expected.tolist()
     hs.detach(target)
+
+
+def test_each_copy_of_a_prompt_is_healed_for_itself():
+    """By draws of its own, where the model's generation config samples."""
+    target, draft, tokenizer = hs.embedded_pair()
+    target.generation_config.do_sample = True
+    call = dict(tokenizer(["for i in ran"], return_tensors="pt")) | {"num_return_sequences": 4, "do_sample": True}
+    call |= {"token_healing": True, "tokenizer": tokenizer, "max_new_tokens": 8}
+    torch.manual_seed(0)
+    expected = target.generate(**call)
+    torch.manual_seed(0)
+    assert torch.equal(hs.generate(target, **call, draft_model=draft, reproducible=True), expected)
 
 
 OPTIONS = {

@@ -87,7 +87,12 @@ def install(folder, monkeypatch) -> Emulated:
     monkeypatch.setattr(exported, "compile_to", compiler.compile_to)
     monkeypatch.setattr(exported, "check", compiler.check)
     monkeypatch.setattr(exported, "CompiledPackage", compiler.open_package)
-    popen = SimpleNamespace(Popen=lambda command, **kwargs: compiler.started.append(command), DEVNULL=None)
+
+    def start(command, **kwargs):
+        compiler.started.append(command)
+        return SimpleNamespace(pid=-1)
+
+    popen = SimpleNamespace(Popen=start, DEVNULL=None)
     monkeypatch.setattr(artifacts, "subprocess", popen)
     monkeypatch.setattr(artifacts, "_started", {})
     monkeypatch.setattr(artifacts, "_has_no_power_to_spare", lambda: False)

@@ -72,3 +72,11 @@ def test_texts_are_learned_once_and_cut():
     assert unique([one, two, one], 4) == [Example((1, 2), (3, 4))]
     assert unique([one], 2) == [], "nothing of the answer is left"
     assert token_counts([one, two], 7).tolist() == [0, 0, 0, 2, 2, 1, 1]
+
+
+def test_answers_of_other_journals_are_not_made_again(target, tmp_path):
+    """Such as those of a run of other processes."""
+    answer(target, PROMPTS, SETTINGS, tmp_path / "before.jsonl", HEADER, share=(0, 2))
+    answer(target, PROMPTS, SETTINGS, tmp_path / "now.jsonl", HEADER, others=[tmp_path / "before.jsonl"])
+    before, now = (read_answers(tmp_path / f"{name}.jsonl", HEADER) for name in ("before", "now"))
+    assert len(before) == len(now) == 2 and not before.keys() & now.keys()

@@ -1,9 +1,11 @@
 """Whole runs: from prompts to what `draft_model=` takes."""
 
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -341,6 +343,30 @@ def test_a_run_whose_time_cut_its_answers_goes_on_with_those(learn, tmp_path, mo
     first = learn(target, tmp_path / "run", settings, watch=machine.watch, max_steps=2, store=store)
     again = learn(target, tmp_path / "run", settings, resume=True, max_steps=4, store=store)
     assert first.data["num_answers"] == again.data["num_answers"] == 5
+
+
+def test_a_run_of_two_processes_goes_on_with_one(learn, tmp_path):
+    """With all answers, and without more."""
+    target, settings = tiny.llama(), {"num_evaluations": 1}
+    first = learn(target, tmp_path, settings, max_steps=2)
+    path = tmp_path / "answers.jsonl"
+    header, *lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([header, *lines[::2]]))
+    (tmp_path / "answers.jsonl.rank1").write_text("".join([header, *lines[1::2]]))
+    again = learn(target, tmp_path, settings, resume=True, max_steps=4)
+    assert again.data["num_answers"] == first.data["num_answers"] == 10
+    assert len(path.read_text().splitlines()) == 1 + len(lines[::2])
+
+
+def test_the_first_process_says_when_the_time_is_over():
+    """Clocks differ, and a process that went on alone would wait for the others for ever."""
+    for first, own in ((0.0, math.inf), (math.inf, 0.0)):
+        processes = Mock(gather=lambda entries, first=first: [first < 2.0, *entries])
+        pace = deadline.Pace(Mock(left=own, seconds=60.0), 1.0, Watch(), processes)
+        pace.started, control = 0.0, Mock(should_training_stop=False)
+        pace.step_seconds = 1.0
+        pace.on_step_end(None, Mock(global_step=1, max_steps=9), control)
+        assert control.should_training_stop == (first < 2.0) == pace.is_early
 
 
 @pytest.mark.release

@@ -30,13 +30,18 @@ def generate(*args, model, **kwargs):
     if kwargs.get("assistant_model") is None:
         kwargs.pop("assistant_model", None)  # transformers fills in what a call leaves out; None would mean: no draft
     config = kwargs.get("speculative_config") or hf_speculative.SpeculativeConfig()
-    is_open = "draft_model" not in kwargs and all(kwargs.get(name) is None for name in SOURCES)
+    given = kwargs.get("generation_config")
+
+    def said(name):
+        return kwargs[name] if kwargs.get(name) is not None else getattr(given, name, None)
+
+    is_open = "draft_model" not in kwargs and all(said(name) is None for name in SOURCES)
     draft = [part for part in (DRAFT_MODEL, METHOD) if part is not None]
     if draft and is_open:
         kwargs["draft_model"] = [_draft_of(model, part) if part is DRAFT_MODEL else part for part in draft]
     if is_open and (draft or any(getattr(model.generation_config, name, None) for name in SOURCES)):
         settings = dict(SETTINGS)
-        if not kwargs.get("do_sample", model.generation_config.do_sample):
+        if not (model.generation_config.do_sample if said("do_sample") is None else said("do_sample")):
             settings.pop("draft_sample_method", None)  # refused in a call that samples nothing
         kwargs["speculative_config"] = config.over(hf_speculative.SpeculativeConfig(**settings))
     return hf_speculative.generate(model, **kwargs)

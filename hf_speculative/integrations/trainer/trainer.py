@@ -187,7 +187,8 @@ class SpeculativeTrainerMixin(_Trainer):
         models = attached.models if isinstance(attached, Attached) else []
         for draft in models[1:]:
             if getattr(draft, "hf_device_map", None) is None:
-                draft.to(device=self.accelerator.device, dtype=dtype)
+                casts = dtype is not None and not getattr(draft, "is_quantized", False)
+                draft.to(device=self.accelerator.device, **({"dtype": dtype} if casts else {}))
         try:
             yield target
         finally:

@@ -3,6 +3,7 @@
 import functools
 import json
 import tempfile
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,6 +131,7 @@ def bench(settings: Options) -> None:
     with ExitStack() as stack:
         folder = settings.results or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         files.make_folder("--results", folder)
+        begun = time.time()
         try:
             found |= benchmarks.bench(
                 pair,
@@ -147,7 +149,7 @@ def bench(settings: Options) -> None:
         except KeyboardInterrupt:
             is_stopped = True
         for place in places if is_stopped else ():
-            if (path := folder / place.file_name).exists():
+            if (path := folder / place.file_name).exists() and path.stat().st_mtime >= begun:
                 found[place] = Evaluation.load(path)
     if not found:
         raise typer.Exit(STOPPED if is_stopped else 1)
