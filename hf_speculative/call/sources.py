@@ -1,6 +1,6 @@
 """Find the source of drafts that a call asks for; the sources lie in `drafting/`, one file each."""
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
 from transformers import PreTrainedModel
@@ -56,7 +56,11 @@ def source_of(argument: str, value, options: dict[str, Any] | None = None) -> Dr
     guesses = texts.SeveralSource(guessing) if len(guessing) > 1 else next(iter(guessing), None)
     if drafter is None:
         return cast(DraftSource, guesses)
-    own = drafter if isinstance(drafter, DraftSource) else _one_source_of(argument, drafter, options)
+    if not isinstance(drafter, DraftSource):
+        own = _one_source_of(argument, drafter, options)
+    else:
+        given = _given(type(drafter), options) if is_dataclass(drafter) else {}
+        own = replace(drafter, **given) if given else drafter
     return own if guesses is None else HybridSource(cast(texts.GuessingSource, guesses), own)
 
 
@@ -85,9 +89,12 @@ def with_guesses(source: DraftSource, model: PreTrainedModel, has_grammar: bool,
 
 def _one_source_of(argument: str, value, options: dict[str, Any] | None) -> Any:
     kind = next(kind for kind in SOURCES if kind.argument == argument and kind.takes(value))
-    names = [field.name for field in fields(kind)[1:]]  # type: ignore[arg-type]
-    given = {name: option for name, option in (options or {}).items() if name in names and option is not None}
-    return kind(value, **given)  # type: ignore[call-arg]
+    return kind(value, **_given(kind, options))  # type: ignore[call-arg]
+
+
+def _given(kind: type, options: dict[str, Any] | None) -> dict[str, Any]:
+    names = [field.name for field in fields(kind)[1:]]
+    return {name: option for name, option in (options or {}).items() if name in names and option is not None}
 
 
 def is_configured(generation_config) -> bool:

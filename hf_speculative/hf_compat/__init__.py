@@ -19,7 +19,6 @@ from transformers.generation import logits_process
 from transformers.generation.continuous_batching.continuous_api import ContinuousMixin
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestStatus
 from transformers.generation.utils import ALL_CACHE_NAMES
-from transformers.initialization import no_init_weights
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

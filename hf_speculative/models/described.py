@@ -23,7 +23,7 @@ NOT_OF_LAYERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
 NOT_OF_MODULES = ("name_or_path", "layer_idx", "num_layers", "call", "samples", "recorded")
 #: modules whose source decides what is compiled
 OWN = ["exported", "traced", "traced_cache", "pieces", "masks", "attention", "linears", "native", "states"]
-OWN += ["steps", "stepped", "written", "recurrent_cache", "ragged_cache", "positions"]
+OWN += ["steps", "stepped", "written", "recurrent_cache", "ragged_cache", "positions", "shallow", "cached_model"]
 
 
 def described(model: nn.Module, config: PretrainedConfig, *others: str) -> str:

@@ -67,7 +67,7 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
         from transformers import AutoProcessor
 
         from ..call.attached import attached_to
-        from ..call.configuration import as_keywords
+        from ..call.configuration import SpeculativeConfig, as_keywords
         from ..call.preparation import prepare
         from ..generation import attach
         from ..models import choose
@@ -80,15 +80,18 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
         except ImportError as error:
             raise ValueError(f"a server needs {error.name}: pip install 'hf_speculative[serving]'.") from error
 
-        target, draft, processor, _ = load_pair(model, settings.draft_model, settings.machine, head=True)
+        target, draft, processor, draft_tokenizer = load_pair(model, settings.draft_model, settings.machine, head=True)
+        engine, keywords = None, as_keywords(drafting)
+        config = keywords.pop("speculative_config", None) or SpeculativeConfig()
+        if draft_tokenizer is not None:
+            config = SpeculativeConfig(tokenizer=processor, draft_tokenizer=draft_tokenizer).over(config)
         if model is not None:
             with naming("MODEL", model):
                 processor = AutoProcessor.from_pretrained(loadable(model), trust_remote_code=False)
         name = settings.name or (model.rstrip("/").split("/")[-1] if model else "embedded")
         api_key = settings.api_key or os.environ.get("HF_SPECULATIVE_API_KEY")
-        engine, keywords = None, as_keywords(drafting)
         # Its passes are the fastest that are safe.
-        attach(target, draft, learn=settings.learn, config=keywords.pop("speculative_config", None))
+        attach(target, draft, learn=settings.learn, config=config)
         if choose(target).name == "ragged":
             engine = Engine(
                 target,

@@ -9,6 +9,7 @@ from hf_speculative.call import sources
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.call.option_table import checked
 from hf_speculative.drafting import CorpusSuffix, DraftModel, PromptSuffix, Recycling
+from hf_speculative.drafting.draft_model import DraftModelSource
 from hf_speculative.drafting.source import HeadSource
 from hf_speculative.drafting.texts import NgramSource
 from hf_speculative.models import RaggedModel, RecordingModel
@@ -154,3 +155,15 @@ def test_published_heads_are_found_by_their_config(make, kind):
     assert same_as_plain(model, tiny.prompts(2), draft_model=head, num_draft_tokens=2).num_draft_tokens > 0
     model.config.block_size = model.config.backbone_hidden_size = 32
     assert type(sources.source_of("draft_model", model)).__name__ == "DraftModelSource"
+
+
+def test_settings_beside_a_source_as_an_object(target, draft):
+    """They are its own, as beside the model."""
+    call = tiny.prompts(1) | {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    settings = {"speculative_config": hs.SpeculativeConfig(tree_top_k=2, num_draft_tokens=6)}
+    drafted = []
+    for source in (draft, DraftModelSource(draft)):
+        with hs.record() as stats:
+            hs.generate(target, **call, **settings, draft_model=source)
+        drafted.append((stats.num_draft_tokens, stats.acceptance_histogram))
+    assert drafted[0] == drafted[1]

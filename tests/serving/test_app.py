@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from unittest.mock import Mock
 
 import pytest
@@ -21,7 +22,7 @@ from hf_speculative.serving.app import build_app
 from tests.architectures.check import build
 from tests.support import tiny, tongues
 from tests.support.command import run_command
-from tests.support.served import PATIENCE, TEMPLATE, alone, running, streamed
+from tests.support.served import PATIENCE, TEMPLATE, alone, running, streamed, submit
 
 JSON = {"content-type": "application/json"}
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
@@ -362,6 +363,22 @@ def test_the_command_serves_an_attached_model(given, optimize, label, monkeypatc
     assert attached_to(model)[1].optimize == engine.options.config.optimize == optimize
     assert engine.options.source.label == label
     engine.close()
+
+
+def test_the_command_knows_the_tokenizer_of_a_draft(tmp_path, monkeypatch):
+    """One of the same size may give other ids to its tokens."""
+    target, draft, tokenizer = tongues.pair()
+    other = tongues.renumbered(tokenizer)
+    for name, model, own in (("target", target, tokenizer), ("draft", tongues.moved(draft, tokenizer, other), other)):
+        model.save_pretrained(tmp_path / name)
+        own.save_pretrained(tmp_path / name)
+    monkeypatch.setattr("hf_speculative.serving.app.build_app", built := Mock())
+    monkeypatch.setattr(uvicorn, "run", Mock())
+    output = run_command("serve", tmp_path / "target", "--draft-model", tmp_path / "draft", "--num-draft-tokens", "4").output
+    assert built.called, output
+    with closing(built.call_args.args[3]) as engine:
+        answer = submit(engine, tokenizer("def main():\n")["input_ids"], max_new_tokens=20, do_sample=False)
+        assert len(answer.wait()) and engine.statistics.draft_acceptance_rate > 0.3
 
 
 def test_the_command_serves_a_model_on_the_universal_path(tmp_path, monkeypatch):

@@ -13,10 +13,9 @@ from ...call.option_table import DRAFTS, ROWS, checked
 from ...command.arguments import GRAMMAR, Machine, Reading, option, target_option, with_drafting_options
 from ...command.checks import check_data, check_models, check_outputs, naming, numbers
 from ...command.interrupts import STOPPED, ends_at_once
-from ...command.loading import load_embedded, load_target
+from ...command.loading import load_embedded, load_target, loadable
 from ...command.settings import setting, with_settings
 from ...command.terminal import loading
-from ...names import place_of
 from ...reports import files
 
 ADAPTIVE = "adaptive"
@@ -137,7 +136,7 @@ def _load(settings: Options):
     if settings.model is None:
         target, draft, tokenizer = load_embedded(settings.machine)
         return target, methods or {"draft": draft}, tokenizer
-    names = [place_of(name) for name in names]
+    names = [loadable(name) for name in names]
     for name in names:
         if DRAFTS.is_method(name) or holds_tables(name):
             continue
