@@ -14,7 +14,7 @@ from transformers import MuseGlimmerAssistantConfig, PreTrainedModel
 from ..drafting.autoregressive import raw_embedding
 from ..heads.dflash import Block, DFlashHead, DFlashHeadConfig
 from ..heads.eagle3_config import speculators_config
-from ..heads.files import of_target
+from ..heads.layout import of_target
 from ..models.masks import AttentionLayers
 from .head_student import SPECIAL, HeadStudent, layer_fields, num_layers, take_output_layer
 from .teacher import Prediction, TeacherOutputs

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..heads import layout_for, write_head
-from ..heads.files import members
+from ..heads.layout import members
 from .teacher import Student
 
 #: fields of a target's config that the layers of its head share: required ones, others, and special tokens

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call.prompts import padded
 from ..models import without_dropout
-from ..models.states import asked_for, joined
+from ..models.shallow import asked_for, joined
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor, distributed
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ..drafting.wrapped import WrappedDrafter
+from ..drafting.wrapped import Nothing, WrappedDrafter
 from ..forwarding import forwards_to
 from ..interfaces import Drafter, Rule, Sampler, Schedule, Stopping
 from ..models import device_of, group_of, is_sharded
@@ -111,7 +111,7 @@ class AgreedDrafter(WrappedDrafter):
         return Draft(broadcast[:, 2 : 2 + int(broadcast[0, 0])], None, broadcast[:, 1])
 
 
-class Absent(Drafter):
+class Absent(Nothing):
     """Takes the place of a drafter that only the first rank runs."""
 
     def __init__(self, drafter: Drafter):
@@ -120,9 +120,6 @@ class Absent(Drafter):
     @property
     def keeps_rows_together(self) -> bool:  # type: ignore[override]
         return self.drafter.keeps_rows_together
-
-    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
-        return Draft.empty(batch)
 
     def release(self) -> None:
         self.drafter.release()

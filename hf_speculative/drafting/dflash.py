@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..heads.dflash import Block
-from ..heads.files import of_target
+from ..heads.layout import of_target
 from ..interfaces import Drafter
 from ..models import AttentionLayers, fed_slots, reads_length, with_folded_attention
 from ..types import Batch, uploaded

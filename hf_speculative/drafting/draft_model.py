@@ -21,8 +21,7 @@ from ..tokenizers.loading import tokenizer_beside
 from ..tokenizers.vocabulary import VocabularyMatch, compare_vocabularies, is_padding
 from ..types import Batch, Draft, uploaded
 from .autoregressive import AutoregressiveDrafter, as_proposed
-from .model_drafter import ModelDrafter
-from .other_vocabulary import StringMatch, TokenIntersection
+from .model_drafter import ModelDrafter, StringMatch, TokenIntersection
 from .source import BuildContext, GivenModelSource
 
 

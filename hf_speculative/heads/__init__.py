@@ -10,8 +10,7 @@ from transformers import PreTrainedModel
 
 from .dflash_layouts import SavedDFlashLayout, SpeculatorsDFlashLayout, ZLabLayout
 from .eagle3_layouts import EagleLayout, SpeculatorsEagle3Layout
-from .files import HeadFiles
-from .layout import Layout, first_reason
+from .layout import HeadFiles, Layout, first_reason
 from .mtp import SpeculatorsMtpLayout
 
 #: in the order in which they are asked whether files are theirs

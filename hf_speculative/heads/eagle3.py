@@ -11,7 +11,7 @@ from transformers import Cache, PreTrainedModel
 
 from ..hf_compat import CACHE, attention_name, layers as modules, set_attention_name
 from .eagle3_config import Eagle3Config
-from .files import over_target
+from .layout import over_target
 
 #: by the type of layers, transformers' classes of a layer, a norm and rotary embeddings
 KINDS = {

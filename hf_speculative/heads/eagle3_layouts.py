@@ -7,8 +7,7 @@ from transformers import LlamaConfig, PreTrainedConfig
 
 from .eagle3 import Eagle3Model
 from .eagle3_config import Eagle3Config
-from .files import HeadFiles, members, wrong_reason
-from .layout import Layout, Published, dtype_of
+from .layout import HeadFiles, Layout, Published, dtype_of, members, wrong_reason
 
 #: what only configs of EAGLE-3 heads have
 EAGLE_FIELDS = ("draft_vocab_size", "truncated_vocab_size", "eagle_config")

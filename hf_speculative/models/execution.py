@@ -11,22 +11,27 @@ from transformers import PreTrainedModel
 
 from ..hf_compat import placement_hook
 from . import artifacts, linears, pool
-from .ahead import AheadModel
 from .artifacts import BoundPass, CompiledPass, PassOfPieces
 from .attention import takes_masks
 from .cached_model import device_of
 from .choice import choose, ragged_unsupported_reason
-from .encoder_decoder import AheadEncoderDecoderModel, StaticEncoderDecoderModel, multimodal_class_for
-from .folder import FOLDER, OFF
+from .described import FOLDER, OFF
 from .inputs import Inputs
 from .model_state import kept_with
-from .multimodal import AheadMultimodalModel, MultimodalModel, StaticMultimodalModel
+from .multimodal import (
+    AheadEncoderDecoderModel,
+    AheadMultimodalModel,
+    MultimodalModel,
+    StaticEncoderDecoderModel,
+    StaticMultimodalModel,
+    multimodal_class_for,
+)
 from .ragged import RaggedModel
 from .recording import AheadRecordingModel, RecordingModel, StaticRecordingModel
 from .replays import Capture, CudaGraph, failed_on
+from .shallow import runs_more
 from .sharding import group_of, is_sharded
-from .states import runs_more
-from .static import StaticModel
+from .static import AheadModel, StaticModel
 from .verified_types import is_tested_multimodal
 
 #: seconds of decoding after which "auto" starts to compile; short scripts end before

@@ -15,7 +15,7 @@ from .cached_model import max_positions_of
 from .masks import AttentionLayers, Nodes, depths_of_keys, no_nodes, nodes_of
 from .positions import with_given_positions
 from .ragged_cache import Layout, fed_places
-from .states import asked_for, joined
+from .shallow import asked_for, joined
 from .traced_cache import TracedCache, by_layer, layouts_of, layouts_of_head, size_of_encoded
 
 #: the most columns of a pass; longer prompts run eagerly, where Python is a small part of the time

@@ -26,16 +26,15 @@ from ..reports.formats import plural
 from ..reports.timing import timed
 from ..tokenizers.chat import chat_keywords, speaks_chat
 from ..tokenizers.loading import tokenizer_of
-from . import card, students
+from . import students, wording
 from .acceptance import Meter
 from .answers import PROMPTS, answer, header_of, read_answers, write_prompts
-from .arguments import defaults, last_checkpoint, step_of, texts_of_a_pass
 from .deadline import ANSWERING, MEASUREMENT, PROMPTING, Deadline, Pace, Watch, seconds_of
 from .prompts import Data, read_data
 from .results import FILE, Point, Trained, name_of, point_of
 from .settings import TABLES, Settings
 from .store import StoredTeacher
-from .trainer import DraftTrainer
+from .trainer import DraftTrainer, defaults, last_checkpoint, step_of, texts_of_a_pass
 from .warm_tables import learn_tables
 
 ANSWERS, CHECKPOINTS = "answers.jsonl", "checkpoints"
@@ -281,7 +280,7 @@ class Run:
         if self.processes.rank == 0:
             save()
             result.write()
-            card.write(result)
+            wording.write(result)
         return result
 
     def _trainer(self, num_steps: int, every: int, is_new: bool = True) -> DraftTrainer:
