@@ -189,7 +189,7 @@ class Eagle3(HeadDrafter):
 class PEagle(Eagle3):
     """A head that was trained to guess several places ahead in one pass: what is not known there is one state and one token."""
 
-    most_tokens = Forwarded("config", "num_depths")  # type: ignore[assignment]
+    most_tokens = Forwarded("config", "max_draft_tokens")  # type: ignore[assignment]
 
     def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> None:
         return None  # one pass as it is
@@ -255,4 +255,4 @@ class PEagleSource(Eagle3Source):
         return super().takes(value) and value.config.is_parallel
 
     def max_draft_tokens(self, model: PreTrainedModel) -> int | None:
-        return self.draft_model.config.num_depths
+        return self.draft_model.config.max_draft_tokens

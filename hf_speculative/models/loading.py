@@ -4,15 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSpeechSeq2Seq,
-    PreTrainedModel,
-)
+import transformers as hf
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from .. import names
 from ..heads import layout_of, load_head
@@ -84,7 +77,7 @@ def auto_class_for(name: str | Path, **kwargs):
     kwargs.setdefault("trust_remote_code", False)
     with remote_code_explained(name):
         config = AutoConfig.from_pretrained(name, **kwargs)
-    classes = [AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, AutoModelForImageTextToText]
+    classes = [hf.AutoModelForCausalLM, hf.AutoModelForSeq2SeqLM, hf.AutoModelForSpeechSeq2Seq, hf.AutoModelForImageTextToText]
     if config.is_encoder_decoder:  # some have a decoder-only class as well
         del classes[0]
     return next((kind for kind in classes if loads(kind, config)), AutoModel)

@@ -7,8 +7,6 @@ Decoders that attend to an encoder's output (T5, BART, Whisper and their kin) ha
 Those of the encoder's output, made with the prompt, stay as they are.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from transformers import EncoderDecoderCache, PreTrainedModel
@@ -177,9 +175,6 @@ class StaticEncoderDecoderModel(EncoderDecoderModel, StaticMultimodalModel):
     def _in_place(self, key: tuple[int, int], part: Tensor) -> Tensor:
         return self.cache.in_buffer(key, part) if self.capture is not None else part.contiguous()
 
-    def given_encoded(self, width: int, states: Tensor, mask: Tensor) -> dict[str, Any]:  # type: ignore[override]
-        return self.layers.encoded(states, mask, width)
-
     def _is_static(self, batch: Batch, width: int, ahead: int = 0) -> bool:
         return bool(self._encoded_tensors()) and super()._is_static(batch, width, ahead)
 
@@ -187,7 +182,7 @@ class StaticEncoderDecoderModel(EncoderDecoderModel, StaticMultimodalModel):
         return (*super()._tensors(batch, ahead, width, end), *self._encoded_tensors())
 
     def _encoded_tensors(self) -> list[Tensor]:
-        """The arguments of `EncoderDecoderPass.encoded`; empty if the model is given something else."""
+        """The arguments of `AttentionLayers.encoded`; empty if the model is given something else."""
         given = {name: value for name, value in self.encoded.items() if value is not None}
         outputs, mask = given.pop("encoder_outputs"), given.pop("attention_mask", None)
         states, others = outputs.last_hidden_state, outputs.keys() - UNREAD - {"last_hidden_state"}

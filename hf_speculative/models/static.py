@@ -123,14 +123,8 @@ class StaticModel(RaggedModel):
         nodes = self._nodes(batch, ahead) if is_tree else no_nodes(len(batch.rows), num_slots, self.device)
         if is_tree and self.capture is not None:  # nodes that nothing follows
             nodes = padded(nodes)
-        return (
-            self._input_ids(batch, ahead, width),
-            (batch.lengths - batch.padding + (ahead - width)).to(self.device),
-            self.seen.to(self.device),
-            bounds,
-            slots[:num_slots],
-            *nodes,
-        )
+        ids, first = self._input_ids(batch, ahead, width), batch.lengths - batch.padding + (ahead - width)
+        return ids, first.to(self.device), self.seen.to(self.device), bounds, slots[:num_slots], *nodes
 
     def _has_odd_positions(self, batch: Batch) -> bool:
         """Whether a text stands between whole positions, as behind some videos, or may go on past the model's tables."""
@@ -154,14 +148,10 @@ class StaticModel(RaggedModel):
         keep: dict[str, Any] = {"logits_to_keep": 1} if self._keeps_last(num_last) else {}
 
         def one_pass(*tensors: Tensor) -> Tensor:
-            encoded = self.given_encoded(tensors[0].shape[1], *tensors[NUM_PLACES:])
+            encoded = self.layers.encoded(tensors[0].shape[1], *tensors[NUM_PLACES:])
             return ragged_pass(self.run, self.cache, self.layers, tensors[:NUM_PLACES], **keep, **encoded).logits
 
         return one_pass
-
-    def given_encoded(self, width: int) -> dict[str, Any]:
-        """What the model is given of an encoder in a pass of `width` columns, made of further tensors of the pass."""
-        return {}
 
 
 class AheadModel(StaticModel):
