@@ -100,10 +100,8 @@ class Eagle3Config(SpeculatorsConfig):
         super().__post_init__(**kwargs)
         layers = self.transformer_layer_config
         if layers.model_type not in LAYER_TYPES:
-            raise ValueError(
-                f"`transformer_layer_config.model_type={layers.model_type!r}`: EAGLE-3 heads can be run with layers of type "
-                f"{' or '.join(LAYER_TYPES)}."
-            )
+            given = f"`transformer_layer_config.model_type={layers.model_type!r}`"
+            raise ValueError(f"{given}: EAGLE-3 heads can be run with layers of type {' or '.join(LAYER_TYPES)}.")
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("`norm_before_fc` and `fc_norm` are both true, and only one norm stands before `fc`.")
         rope = getattr(layers, "rope_parameters", None) or {}

@@ -189,10 +189,8 @@ class Layout:
         fields, tensors = cls.published(config, tensors)
         if target_name is not None:
             if "speculators_config" not in fields:
-                raise ValueError(
-                    f"`target_name={target_name!r}`: the layout {cls.name!r} has no field for it, only speculators' has: leave "
-                    "it out."
-                )
+                reason = f"the layout {cls.name!r} has no field for it, only speculators' has"
+                raise ValueError(f"`target_name={target_name!r}`: {reason}: leave it out.")
             own = fields["speculators_config"]
             named = (own.get("verifier") or {"architectures": []}) | {"name_or_path": target_name}
             fields["speculators_config"] = own | {"verifier": named}
@@ -248,10 +246,8 @@ class Layout:
             "of another shape": [f"{name} {found[name]} where its config says {expected[name]}" for name in differing],
         }
         if misfits := misfits_of(kinds):
-            raise ValueError(
-                f"{self.files.name} does not hold the tensors of the head that its config.json describes "
-                f"({misfits}): give the draft as it was published."
-            )
+            lacks = f"does not hold the tensors of the head that its config.json describes ({misfits})"
+            raise ValueError(f"{self.files.name} {lacks}: give the draft as it was published.")
 
 
 def dtype_of(tensors: dict[str, Tensor]) -> str:

@@ -289,13 +289,9 @@ class HeadPass(TracedPass):
         ids = torch.cat([tokens, drafted], 1).clamp(max=table.shape[0] - 1)
         queries, cache.slots = fed_places(first, seen, bounds, ids.shape[1])
         cache.end, nodes = slots.shape[0], Nodes(*tree)
-        own = self.model(
-            inputs_embeds=functional.embedding(ids, table),
-            states=torch.cat([self.model.fuse(target_states), own_states], 1),
-            position_ids=nodes.positions(queries),
-            attention_mask=self.layers.masks(queries, cache, nodes),  # type: ignore[arg-type]
-            past_key_values=cache,
-        )[:, columns]
+        embeds, states = functional.embedding(ids, table), torch.cat([self.model.fuse(target_states), own_states], 1)
+        masks = self.layers.masks(queries, cache, nodes)  # type: ignore[arg-type]
+        own = self.model(embeds, states, nodes.positions(queries), attention_mask=masks, past_key_values=cache)[:, columns]
         logits = self.model.logits(own)
         return logits, self.likeliest(logits), own
 

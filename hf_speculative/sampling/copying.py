@@ -113,10 +113,8 @@ def check_apart(processors: list, criteria: list) -> None:
         return
     of_processors, of_criteria = ({id(value): value for value in _changeable(part)} for part in own)
     for key in of_processors.keys() & of_criteria.keys():
-        raise CannotCopy(
-            f"`logits_processor` and `stopping_criteria` share an object of type {type(of_criteria[key]).__name__}, of which "
-            "no copy serves both: let each have its own."
-        )
+        shared = f"an object of type {type(of_criteria[key]).__name__}, of which no copy serves both"
+        raise CannotCopy(f"`logits_processor` and `stopping_criteria` share {shared}: let each have its own.")
 
 
 def _changeable(parts: list) -> list:

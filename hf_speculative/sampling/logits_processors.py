@@ -30,17 +30,9 @@ from .stateful import Memories
 from .stateless import MEMORYLESS, Prefixes, Reach
 
 CONTEXT_FREE = (
-    hf.TemperatureLogitsWarper,
-    hf.TopKLogitsWarper,
-    hf.TopPLogitsWarper,
-    hf.TopHLogitsWarper,
-    hf.MinPLogitsWarper,
-    hf.TypicalLogitsWarper,
-    hf.EpsilonLogitsWarper,
-    hf.EtaLogitsWarper,
-    hf.InfNanRemoveLogitsProcessor,
-    hf.LogitNormalization,
-    hf.SuppressTokensLogitsProcessor,
+    *(hf.TemperatureLogitsWarper, hf.TopKLogitsWarper, hf.TopPLogitsWarper, hf.TopHLogitsWarper, hf.MinPLogitsWarper),
+    *(hf.TypicalLogitsWarper, hf.EpsilonLogitsWarper, hf.EtaLogitsWarper),
+    *(hf.InfNanRemoveLogitsProcessor, hf.LogitNormalization, hf.SuppressTokensLogitsProcessor),
 )
 #: rounds until few tokens are looked for again, after a round that had many
 REST = 8

@@ -170,10 +170,8 @@ class DraftTrainer(Trainer):
         kept = Path(self.args.output_dir) / f"not-finite-step-{step}.pt"
         kept.parent.mkdir(parents=True, exist_ok=True)
         torch.save({name: tensor.cpu() for name, tensor in inputs.items()}, kept)
-        raise ValueError(
-            f"the loss is {loss.item()} in step {step + 1}; its batch is in {kept}. The checkpoints before are whole. Try a "
-            "lower learning rate, or bfloat16 instead of float16."
-        )
+        found = f"the loss is {loss.item()} in step {step + 1}; its batch is in {kept}. The checkpoints before are whole"
+        raise ValueError(f"{found}. Try a lower learning rate, or bfloat16 instead of float16.")
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Acceptance on held-out prompts, by the real loop."""
