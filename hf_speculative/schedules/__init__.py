@@ -1,4 +1,4 @@
-"""Schedules, which choose the number of draft tokens, one file each."""
+"""Schedules, which choose the number of draft tokens."""
 
 from ..types import Costs
 from .adaptive import Adaptive
