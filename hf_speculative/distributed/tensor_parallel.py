@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..drafting.wrapped import Nothing, WrappedDrafter
-from ..forwarding import forwards_to
+from ..forwarding import Forwarded, forwards_to
 from ..interfaces import Drafter, Rule, Sampler, Schedule, Stopping
 from ..models import device_of, group_of, is_sharded
 from ..schedules.wrapped import WrappedSchedule
@@ -114,15 +114,11 @@ class AgreedDrafter(WrappedDrafter):
 class Absent(Nothing):
     """Takes the place of a drafter that only the first rank runs."""
 
+    keeps_rows_together = Forwarded("drafter", "keeps_rows_together")  # type: ignore[assignment]
+    release = Forwarded("drafter", "release")  # type: ignore[assignment]
+
     def __init__(self, drafter: Drafter):
         self.drafter, self.one_hot_proposals = drafter, drafter.one_hot_proposals
-
-    @property
-    def keeps_rows_together(self) -> bool:  # type: ignore[override]
-        return self.drafter.keeps_rows_together
-
-    def release(self) -> None:
-        self.drafter.release()
 
 
 class AgreedRule(Rule):

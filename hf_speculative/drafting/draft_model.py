@@ -30,6 +30,8 @@ class DraftModel(ModelDrafter, AutoregressiveDrafter):
 
     skips_steps = True
     scores_levels = Forwarded("model", "takes_levels")  # type: ignore[assignment]
+    greedy_chain = Forwarded("model", "greedy_chain")  # type: ignore[assignment]
+    rollback = Forwarded("model", "rollback")  # type: ignore[assignment]
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         num_tokens = self.limit(batch, num_tokens)
@@ -46,17 +48,11 @@ class DraftModel(ModelDrafter, AutoregressiveDrafter):
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
         return self.within_context(batch, num_tokens)
 
-    def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
-        return self.model.greedy_chain(batch, num_tokens, vocab_size)
-
     def step(self, batch: Batch, ahead: int) -> Tensor:
         return self.model.logits(batch, ahead=ahead, num_last=1)[:, 0]
 
     def level(self, batch: Batch, num_nodes: int, width: int) -> Tensor:
         return self.model.logits(batch, ahead=num_nodes, num_last=width)
-
-    def rollback(self, batch: Batch) -> None:
-        self.model.rollback(batch)
 
 
 #: positions behind a window that are left to draft tokens

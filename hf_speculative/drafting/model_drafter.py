@@ -28,6 +28,7 @@ class ModelDrafter(Drafter):
 
     num_forwards = Forwarded("model", "num_forwards")  # type: ignore[assignment]
     keeps_rows_together = Forwarded("model", "keeps_rows_together")  # type: ignore[assignment]
+    release = Forwarded("model", "release")  # type: ignore[assignment]
 
     def __init__(self, model: CachedModel, max_positions: int | None = None):
         self.model, self.max_positions = model, max_positions
@@ -47,9 +48,6 @@ class ModelDrafter(Drafter):
             self.model.admit(newcomers, lanes)
         else:
             self.model.forget(lanes)
-
-    def release(self) -> None:
-        self.model.release()
 
     def can_read(self, batch: Batch) -> bool:
         return max(self.within_context(batch, [1])) > 0
