@@ -1,8 +1,9 @@
 """Export a pass for all batch sizes, widths and lengths, and compile it to a file by torch's AOTInductor.
 
-One file serves every model of a config, since it holds no weights: it is bound to a model's own, without copies. It is
-compiled for sizes of 2 or more, and used for size 1 as well, which torch would compile separately. So each file is tested at
-1 row, 1 column and several before it is kept. Linear layers that multiply by our kernel do so in the file as well.
+One file serves every model of a config, since it holds no weights: it is bound to a model's own, without copies, so that they
+may change in place. It is compiled for sizes of 2 or more, and used for size 1 as well, which torch would compile separately.
+So each file is tested at 1 row, 1 column and several before it is kept. Linear layers that multiply by our kernel do so in the
+file as well.
 """
 
 import logging

@@ -1,4 +1,7 @@
-"""Records of rounds, their costs, and what goes to the device and back in them."""
+"""Records of rounds, their costs, and copies between host and device without waiting.
+
+A round reads from the device once, in `Batch.append`.
+"""
 
 from __future__ import annotations
 
