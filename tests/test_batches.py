@@ -10,7 +10,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 import hf_speculative as hs
 from hf_speculative.drafting import StringMatch, TokenIntersection, mtp
 from hf_speculative.models import EarlyExitModel, RaggedModel, native
-from hf_speculative.models.folder import FOLDER
+from hf_speculative.models.described import FOLDER
 from hf_speculative.models.linears import num_by_kernel
 from hf_speculative.types import Batch
 from tests.architectures.check import build

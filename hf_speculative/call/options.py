@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from ..drafting.nothing import Nothing
 from ..drafting.source import DraftSource
+from ..drafting.wrapped import Nothing
 from ..grammar.call import with_grammar
 from ..hf_compat import set_value
 from ..schedules import Constant

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from ..drafting.nothing import Nothing
+from ..drafting.wrapped import Nothing
 from ..hf_compat import CACHE_ARGUMENTS
 from ..models import is_tested_multimodal
 from ..models.execution import has_fast_passes

@@ -9,8 +9,8 @@ import torch
 from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
 
 from ..distributed.synced_gpus import check_synced, models_in_step
-from ..drafting.nothing import Nothing
 from ..drafting.tables import Tables, TablesSource, holds_tables
+from ..drafting.wrapped import Nothing
 from ..models import device_of
 from ..models.loading import load_model
 from ..models.model_state import loaded_for

@@ -8,8 +8,7 @@ from contextlib import suppress
 import torch
 from transformers import PreTrainedModel
 
-from ..models.described import NOT_OF_PASSES, digest
-from ..models.folder import FOLDER, OFF, folder, processor
+from ..models.described import FOLDER, NOT_OF_PASSES, OFF, digest, folder, processor
 from ..reports import files
 from ..schedules import RoundCosts
 

@@ -14,7 +14,7 @@ from transformers import MuseGlimmerAssistantConfig, PreTrainedModel
 from ..drafting.autoregressive import raw_embedding
 from ..heads.dflash import Block, DFlashHead, DFlashHeadConfig
 from ..heads.eagle3_config import speculators_config
-from ..heads.files import of_target
+from ..heads.layout import of_target
 from ..models.masks import AttentionLayers
 from .head_student import SPECIAL, HeadStudent, layer_fields, num_layers, take_output_layer
 from .teacher import Prediction, TeacherOutputs
@@ -53,10 +53,7 @@ class BlocksAtAnchors(nn.Module):
             noise_embeds=noise_embeds,
             context_hidden_states=states,
             position_ids=torch.cat([context, places.flatten(1)], 1),
-            attention_mask={
-                kind: self.attention.explicit(self.visible(kind, places, length), noise_embeds.dtype)
-                for kind in set(self.head.config.layer_types)
-            },
+            attention_mask=self.attention.of_block(lambda kind: self.visible(kind, places, length), noise_embeds.dtype),
         )
         hidden = outputs.last_hidden_state.unflatten(1, (-1, size))[:, :, self.block.first :]
         return {"hidden": hidden, "anchors": anchors, "weights": weights}

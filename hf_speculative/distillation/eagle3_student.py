@@ -44,13 +44,9 @@ class TrainingTimeTest(nn.Module):
             now = slots[: num_slots - step]
             # Of the target's states a slot sees those up to its own, of each further step that of its own slot.
             seen.append(now <= slots[:, None] if step == 0 else now == slots[:, None])
-            states = self.head(
-                inputs_embeds[:, step:],
-                states[:, : len(now)],
-                position_ids=now[None] + 1 + step,
-                attention_mask=self.attention.explicit(torch.cat(seen, 1)[None, None, : len(now)], states.dtype),
-                past_key_values=cache,
-            )
+            places, mask = now[None] + 1 + step, torch.cat(seen, 1)[None, None, : len(now)]
+            asked = {"attention_mask": self.attention.explicit(mask, states.dtype), "past_key_values": cache}
+            states = self.head(inputs_embeds[:, step:], states[:, : len(now)], places, **asked)
             found.append(self.head.logits(states))
         return found
 

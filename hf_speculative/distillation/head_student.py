@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..heads import layout_for, write_head
-from ..heads.files import members
+from ..heads.layout import members
 from .teacher import Student
 
 #: fields of a target's config that the layers of its head share: required ones, others, and special tokens
@@ -47,10 +47,8 @@ def layer_fields(target: PreTrainedModel, kind: str) -> dict[str, Any]:
     fields = {name: value for name in names if (value := getattr(text, name, None)) is not None}
     lacking = [name for name in NEEDED if name not in fields]
     if lacking or target.get_input_embeddings() is None:
-        raise ValueError(
-            f"no {kind} can be made for a {type(target).__name__}, which has no {', '.join(lacking) or 'embeddings'}. "
-            "Train a draft model instead, `head='draft:FOLDER'`."
-        )
+        reason = f"a {type(target).__name__}, which has no {', '.join(lacking) or 'embeddings'}"
+        raise ValueError(f"no {kind} can be made for {reason}. Train a draft model instead, `head='draft:FOLDER'`.")
     rope = fields.get("rope_parameters") or {"rope_type": "default", "rope_theta": 10000.0}
     # Some targets rotate otherwise in layers with a window, and some a part of each key; the layers of a head do neither.
     rope = rope.get("full_attention", rope)

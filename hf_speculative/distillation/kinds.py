@@ -90,10 +90,8 @@ def truncated(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     weights = {name: tensor for name, tensor in target.state_dict().items() if name in draft.state_dict()}
     absent = draft.load_state_dict(weights, strict=False).missing_keys
     if missing := [name for name in absent if name not in tied_weights(draft)]:
-        raise ValueError(
-            f"{type(target).__name__} cannot be cut off after {num_layers} layers for lack of {missing[0]}: give "
-            "`head='draft:FOLDER'`."
-        )
+        reason = f"{type(target).__name__} cannot be cut off after {num_layers} layers for lack of {missing[0]}"
+        raise ValueError(f"{reason}: give `head='draft:FOLDER'`.")
     draft.generation_config = copy.deepcopy(target.generation_config)
     return draft.eval()
 
@@ -129,7 +127,6 @@ def student_of(
         return Eagle3Student(draft, target, ttt_steps, ttt_decay)
     if DFlashStudent.trains(draft):
         return DFlashStudent(draft, target, anchors)
-    raise ValueError(
-        f"a head of type {type(draft).__name__}: EAGLE-3 heads and DFlash blocks are trained here, without what other kinds "
-        "add to them (P-EAGLE, DFlash 2, DSpark, MTP). Give one of these, or a small model."
-    )
+    others = "without what other kinds add to them (P-EAGLE, DFlash 2, DSpark, MTP)"
+    reason = f"EAGLE-3 heads and DFlash blocks are trained here, {others}"
+    raise ValueError(f"a head of type {type(draft).__name__}: {reason}. Give one of these, or a small model.")

@@ -31,11 +31,9 @@ from ..interfaces import Drafter
 from ..models import Inputs, device_of, is_sharded, is_tested_multimodal, max_positions_of
 from ..models.loading import load_model
 from ..reports import files
-from .followed import Followed
-from .held_out import HeldOut
+from .followed import Followed, HeldOut, Recorded, lesson_of
 from .kinds import check_fits, student_of
 from .objective import LOSSES, Objective, acceptance, agreement
-from .recorded import Recorded, lesson_of
 from .sampling_params import SamplingParams
 from .teacher import Collator, Example, Student, Teacher, TeacherOutputs
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call.prompts import padded
 from ..models import without_dropout
-from ..models.states import asked_for, joined
+from ..models.shallow import asked_for, joined
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,8 @@ class Teacher:
         try:
             self(ids, ids, ids)
         except (TypeError, IndexError, KeyError, AttributeError) as error:
-            raise ValueError(
-                f"{type(target).__name__} gives no hidden states of layers {layers} ({error}): train a draft model, "
-                "`head='draft:FOLDER'`."
-            ) from error
+            reason = f"{type(target).__name__} gives no hidden states of layers {layers} ({error})"
+            raise ValueError(f"{reason}: train a draft model, `head='draft:FOLDER'`.") from error
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> TeacherOutputs:

@@ -132,16 +132,13 @@ def check_synced(
         ValueError: there are no other ranks, or drafts run parts of the target on their own.
     """
     if synced_gpus and not (distributed.is_available() and distributed.is_initialized()):
-        raise ValueError(
-            "`synced_gpus=True` waits for other processes, and torch.distributed is not initialised: start them by torchrun "
-            "or accelerate, or leave it out."
-        )
+        reason = "waits for other processes, and torch.distributed is not initialised"
+        raise ValueError(f"`synced_gpus=True` {reason}: start them by torchrun or accelerate, or leave it out.")
     models = models_in_step(synced_gpus, model, draft)
     if part_of_target is not None and (is_staged(model) or models):
-        raise ValueError(
-            f"`{part_of_target}` drafts with parts of the target, and ranks that share weights keep step by whole forwards: "
-            "use a draft model of its own or `prompt_lookup_num_tokens=`, or leave it out for plain decoding."
-        )
+        reason = "drafts with parts of the target, and ranks that share weights keep step by whole forwards"
+        way_out = "use a draft model of its own or `prompt_lookup_num_tokens=`, or leave it out for plain decoding"
+        raise ValueError(f"`{part_of_target}` {reason}: {way_out}.")
     if synced_gpus is False and models:
         warnings.warn(
             "`synced_gpus=False`, but FSDP2 has sharded a model of this call: the ranks are kept in step. Pass "

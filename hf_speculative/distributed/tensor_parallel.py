@@ -15,8 +15,8 @@ from torch import Tensor, distributed
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ..drafting.wrapped import WrappedDrafter
-from ..forwarding import forwards_to
+from ..drafting.wrapped import Nothing, WrappedDrafter
+from ..forwarding import Forwarded, forwards_to
 from ..interfaces import Drafter, Rule, Sampler, Schedule, Stopping
 from ..models import device_of, group_of, is_sharded
 from ..schedules.wrapped import WrappedSchedule
@@ -111,21 +111,14 @@ class AgreedDrafter(WrappedDrafter):
         return Draft(broadcast[:, 2 : 2 + int(broadcast[0, 0])], None, broadcast[:, 1])
 
 
-class Absent(Drafter):
+class Absent(Nothing):
     """Takes the place of a drafter that only the first rank runs."""
+
+    keeps_rows_together = Forwarded("drafter", "keeps_rows_together")  # type: ignore[assignment]
+    release = Forwarded("drafter", "release")  # type: ignore[assignment]
 
     def __init__(self, drafter: Drafter):
         self.drafter, self.one_hot_proposals = drafter, drafter.one_hot_proposals
-
-    @property
-    def keeps_rows_together(self) -> bool:  # type: ignore[override]
-        return self.drafter.keeps_rows_together
-
-    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
-        return Draft.empty(batch)
-
-    def release(self) -> None:
-        self.drafter.release()
 
 
 class AgreedRule(Rule):

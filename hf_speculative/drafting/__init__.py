@@ -6,8 +6,8 @@ from .dynamic_tree import DynamicTreeDrafter
 from .eagle3 import Eagle3, PEagle
 from .gemma4_assistant import Gemma4Assistant
 from .hybrid import HybridDrafter
+from .model_drafter import StringMatch, TokenIntersection
 from .mtp import Mtp, RecursiveMtp
-from .other_vocabulary import StringMatch, TokenIntersection
 from .proposers import CorpusSuffix, PromptSuffix, Proposer, Recycling
 from .suffix.store import SuffixStore
 from .tree_drafter import TreeDrafter

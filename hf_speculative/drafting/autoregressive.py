@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..interfaces import MANY, CachedModel, Drafter, Sampler, Schedule
 from ..models import RaggedCache, by_length, columns_of_a_pass, exchanged
 from ..types import Batch, Draft, uploaded
-from .forced import ForcedChain
+from .proposers import ForcedChain
 
 
 class AutoregressiveDrafter(Drafter):

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..heads.dflash import Block
-from ..heads.files import of_target
+from ..heads.layout import of_target
 from ..interfaces import Drafter
 from ..models import AttentionLayers, fed_slots, reads_length, with_folded_attention
 from ..types import Batch, uploaded
@@ -99,10 +99,7 @@ class DFlash(HeadDrafter):
             noise_embeds=(noise * self.block.input_embedding_scale).to(self.device),
             context_hidden_states=self.target.hidden_states(context).to(self.device),
             position_ids=torch.cat([context, block], 1),
-            attention_mask={
-                kind: self.attention.explicit(self.block.visible(kind, block, slots), self.model.dtype)
-                for kind in set(self.model.config.layer_types)
-            },
+            attention_mask=self.attention.of_block(lambda kind: self.block.visible(kind, block, slots), self.model.dtype),
             past_key_values=self.cache,
         )
         self.num_forwards += 1

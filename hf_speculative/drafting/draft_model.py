@@ -21,8 +21,7 @@ from ..tokenizers.loading import tokenizer_beside
 from ..tokenizers.vocabulary import VocabularyMatch, compare_vocabularies, is_padding
 from ..types import Batch, Draft, uploaded
 from .autoregressive import AutoregressiveDrafter, as_proposed
-from .model_drafter import ModelDrafter
-from .other_vocabulary import StringMatch, TokenIntersection
+from .model_drafter import ModelDrafter, StringMatch, TokenIntersection
 from .source import BuildContext, GivenModelSource
 
 
@@ -31,6 +30,8 @@ class DraftModel(ModelDrafter, AutoregressiveDrafter):
 
     skips_steps = True
     scores_levels = Forwarded("model", "takes_levels")  # type: ignore[assignment]
+    greedy_chain = Forwarded("model", "greedy_chain")  # type: ignore[assignment]
+    rollback = Forwarded("model", "rollback")  # type: ignore[assignment]
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         num_tokens = self.limit(batch, num_tokens)
@@ -47,17 +48,11 @@ class DraftModel(ModelDrafter, AutoregressiveDrafter):
     def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
         return self.within_context(batch, num_tokens)
 
-    def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
-        return self.model.greedy_chain(batch, num_tokens, vocab_size)
-
     def step(self, batch: Batch, ahead: int) -> Tensor:
         return self.model.logits(batch, ahead=ahead, num_last=1)[:, 0]
 
     def level(self, batch: Batch, num_nodes: int, width: int) -> Tensor:
         return self.model.logits(batch, ahead=num_nodes, num_last=width)
-
-    def rollback(self, batch: Batch) -> None:
-        self.model.rollback(batch)
 
 
 #: positions behind a window that are left to draft tokens
@@ -127,17 +122,14 @@ class DraftModelSource(GivenModelSource):
         if self.draft_tokenizer is not None:
             return
         draft, (size, draft_size) = self.draft_model, self._vocab_sizes(model)
+        name = type(draft).__name__
         way_out = "give `tokenizer=` and `assistant_tokenizer=`, or use a draft with the target's tokenizer"
         if not is_padding(size, draft_size):
-            raise ValueError(
-                f"`draft_model`: {type(draft).__name__} has a vocabulary of {draft_size} entries and the target one of {size}, "
-                f"more than padding explains, so that its ids mean other tokens: {way_out}."
-            )
+            sizes = f"a vocabulary of {draft_size} entries and the target one of {size}, more than padding explains"
+            raise ValueError(f"`draft_model`: {name} has {sizes}, so that its ids mean other tokens: {way_out}.")
         if draft.config.is_encoder_decoder and not model.config.is_encoder_decoder:
-            raise ValueError(
-                f"`draft_model`: {type(draft).__name__} is an encoder-decoder model and the target is not, and no such two are "
-                f"known to have one vocabulary: {way_out}."
-            )
+            reason = "is an encoder-decoder model and the target is not, and no such two are known to have one vocabulary"
+            raise ValueError(f"`draft_model`: {name} {reason}: {way_out}.")
 
     def vocabulary(self, model: PreTrainedModel, do_sample: bool) -> VocabularyMatch | None:
         if self.tokenizer is None or self.draft_tokenizer is None:
@@ -156,10 +148,8 @@ class DraftModelSource(GivenModelSource):
             max_length = None if has_own_text else call.inputs.generation_config.max_length
             cached = self._in_window(ragged_model(draft, True, call.execution), max_length)
         elif "draft_window" in self.in_call:  # one that was attached is for other calls
-            raise ValueError(
-                f"`draft_window={self.draft_window}` has no effect in this call, in which {type(draft).__name__} takes the "
-                "universal path, or reads more than ids: leave it out."
-            )
+            reason = f"in which {type(draft).__name__} takes the universal path, or reads more than ids"
+            raise ValueError(f"`draft_window={self.draft_window}` has no effect in this call, {reason}: leave it out.")
         elif cached is None:
             cached = self._on_universal_path(call, has_own_text)
         max_positions = models.max_positions_of(draft)
@@ -188,10 +178,9 @@ class DraftModelSource(GivenModelSource):
         strategy = (match and match.strategy) or "same"
         useless = [f"`{name}`" for name in LOOKBEHINDS if name in self.in_call]
         if useless and strategy != "strings":
-            raise ValueError(
-                f"{' and '.join(useless)} has no effect on a draft that proposes tokens: leave it out, or set "
-                "`SpeculativeConfig(vocabulary_mapping='strings')` with `tokenizer` and `draft_tokenizer`."
-            )
+            way_out = "set `SpeculativeConfig(vocabulary_mapping='strings')` with `tokenizer` and `draft_tokenizer`"
+            reason = f"{' and '.join(useless)} has no effect on a draft that proposes tokens"
+            raise ValueError(f"{reason}: leave it out, or {way_out}.")
         return strategy
 
     def _with_media(self, call: BuildContext) -> CachedModel | None:
@@ -210,10 +199,8 @@ class DraftModelSource(GivenModelSource):
         if has_own_text and draft.config.is_encoder_decoder:
             raise ValueError(f"`draft_model`: {type(draft).__name__} has an encoder: use one with the target's tokenizer.")
         if call.inputs.input_ids.shape[1] == 0:
-            raise ValueError(
-                f"`draft_model`: {type(draft).__name__} needs the prompt's ids, and `inputs_embeds` came alone: pass "
-                "`input_ids=` as well, or use another draft."
-            )
+            reason = "needs the prompt's ids, and `inputs_embeds` came alone: pass `input_ids=` as well, or use another draft"
+            raise ValueError(f"`draft_model`: {type(draft).__name__} {reason}.")
         prepared = models.inputs_for_draft(draft, call.model, call.inputs, call.generate_kwargs, call.inputs_tensor)
         models.checks.check_universal(draft, prepared, "draft_model")
         return models.TextModel(draft) if has_own_text else models.UniversalModel(draft, prepared, clamp_ids=True)

@@ -14,24 +14,15 @@ from transformers import PreTrainedModel
 from ..forwarding import Forwarded
 from ..heads.eagle3 import Eagle3Model
 from ..interfaces import Drafter, Sampler
-from ..models import (
-    AttentionLayers,
-    CompiledPass,
-    Nodes,
-    fed_slots,
-    nodes_of,
-    num_logits,
-    pool,
-    reads_length,
-    with_folded_attention,
-)
+from ..models import AttentionLayers, CompiledPass, Nodes, fed_slots, nodes_of, pool, with_folded_attention
+from ..models.cached_model import num_logits, reads_length
 from ..models.execution import capture_of, compiled_pass
 from ..models.replays import Capture, Replays
 from ..tokenizers.vocabulary import is_padding
 from ..types import Batch, uploaded
 from .autoregressive import HeadDrafter
 from .compiled_head import CapturedHead, CompiledHead, embedded
-from .source import BuildContext, HeadSource
+from .source import OF_TARGET, BuildContext, HeadSource
 
 
 class Eagle3(HeadDrafter):
@@ -168,13 +159,10 @@ class Eagle3(HeadDrafter):
     ) -> tuple[Tensor, Tensor]:
         self.cache.slots = slots
         self.num_forwards += 1
-        own = self.model(
-            inputs_embeds=embedded(tokens, self.embeddings, self.device, self.dtype),
-            states=states,
-            position_ids=queries if nodes is None else nodes.positions(queries),
-            attention_mask=None if is_prompt else self.attention.masks(queries, self.cache, nodes),
-            past_key_values=self.cache,
-        )[:, -num_last:]
+        embeds = embedded(tokens, self.embeddings, self.device, self.dtype)
+        positions = queries if nodes is None else nodes.positions(queries)
+        mask = None if is_prompt else self.attention.masks(queries, self.cache, nodes)
+        own = self.model(embeds, states, positions, attention_mask=mask, past_key_values=self.cache)[:, -num_last:]
         return own, self.model.over_target(self.model.logits(own))
 
     def _compiled(self, tokens: Tensor, states: Tensor, *places, **kwargs) -> tuple[Tensor, Tensor] | None:
@@ -189,7 +177,7 @@ class Eagle3(HeadDrafter):
 class PEagle(Eagle3):
     """A head that was trained to guess several places ahead in one pass: what is not known there is one state and one token."""
 
-    most_tokens = Forwarded("config", "num_depths")  # type: ignore[assignment]
+    most_tokens = Forwarded("config", "max_draft_tokens")  # type: ignore[assignment]
 
     def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> None:
         return None  # one pass as it is
@@ -223,18 +211,14 @@ class Eagle3Source(HeadSource):
         own, embeddings = self.draft_model.config, model.get_input_embeddings().weight
         size = own.get_text_config(decoder=True).hidden_size
         if not own.has_embed_tokens and embeddings.shape[1] != size:
-            raise ValueError(
-                f"`draft_model`: {self.name} has no embeddings of its own (embed_tokens.weight), and those of the target are "
-                f"{embeddings.shape[1]} wide where it reads {size}: use the draft that belongs to it."
-            )
+            lacks = f"{self.name} has no embeddings of its own (embed_tokens.weight), and those of the target"
+            raise ValueError(f"`draft_model`: {lacks} are {embeddings.shape[1]} wide where it reads {size}: {OF_TARGET}.")
 
     def check_ids(self, model: PreTrainedModel) -> None:
         size, own = num_logits(model), self.draft_model.config.get_text_config(decoder=True).vocab_size
         if not is_padding(size, own):
-            raise ValueError(
-                f"`draft_model`: {self.name} was made for a vocabulary of {own} entries and the target has {size}, more than "
-                "padding explains: use the draft that belongs to it."
-            )
+            sizes = f"a vocabulary of {own} entries and the target has {size}, more than padding explains"
+            raise ValueError(f"`draft_model`: {self.name} was made for {sizes}: {OF_TARGET}.")
 
     def drafter_for(self, model: PreTrainedModel, *passes) -> Drafter:
         return self.in_trees(self.kind(self.draft_model, model, *passes))
@@ -255,4 +239,4 @@ class PEagleSource(Eagle3Source):
         return super().takes(value) and value.config.is_parallel
 
     def max_draft_tokens(self, model: PreTrainedModel) -> int | None:
-        return self.draft_model.config.num_depths
+        return self.draft_model.config.max_draft_tokens

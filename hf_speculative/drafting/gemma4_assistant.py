@@ -5,6 +5,8 @@ the last token, the last state and what the target has cached, from one and the 
 argmax. Here a token is drawn from its processed logits, which are then its true distribution.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -26,8 +28,7 @@ class Gemma4Assistant(AutoregressiveDrafter):
 
     hidden_layers = (-1,)
     state: Tensor
-    masks: dict[str, Tensor]
-    shared_kv_states: dict[str, tuple[Tensor, ...]]
+    looked_at: dict[str, Any]
 
     def __init__(self, model: PreTrainedModel, target_model: PreTrainedModel):
         self.model = with_folded_attention(exchanged(model, {}))
@@ -48,13 +49,8 @@ class Gemma4Assistant(AutoregressiveDrafter):
             self._look_at(batch)
         newest = batch.tokens.gather(1, batch.lengths[:, None] - 1 + ahead)
         embedded = self.embed(newest.to(self.embed.weight.device))
-        outputs = self.model(
-            inputs_embeds=torch.cat([embedded, self.state.to(embedded.device)], -1),
-            attention_mask=self.masks,
-            position_ids=self.position[:, None],
-            shared_kv_states=self.shared_kv_states,
-            use_cache=False,
-        )
+        pairs = torch.cat([embedded, self.state.to(embedded.device)], -1)
+        outputs = self.model(inputs_embeds=pairs, position_ids=self.position[:, None], use_cache=False, **self.looked_at)
         self.num_forwards += 1
         self.state = outputs.last_hidden_state
         return outputs.logits[:, -1]
@@ -65,14 +61,15 @@ class Gemma4Assistant(AutoregressiveDrafter):
         self.position = (batch.lengths - batch.padding - 1).to(device)
         self.state = self.target.hidden_states(self.position[:, None] - 1)
         end = max(len(history) for history in batch.history) - 1
-        self.shared_kv_states = {
+        shared = {
             kind: tuple(part[:, :, :end] for part in self.target.keys_and_values(layer)) for kind, layer in self.shared.items()
         }
         slots, last = torch.arange(end, device=device), self.position[:, None, None, None] - 1
         visible = {"full_attention": slots <= last}
         if self.attention.window is not None:
             visible["sliding_attention"] = (slots <= last) & (slots >= last - self.attention.window)
-        self.masks = {kind: self.attention.explicit(mask, self.model.dtype) for kind, mask in visible.items()}
+        masks = {kind: self.attention.explicit(mask, self.model.dtype) for kind, mask in visible.items()}
+        self.looked_at = {"shared_kv_states": shared, "attention_mask": masks}
 
 
 class Gemma4AssistantSource(HeadSource):

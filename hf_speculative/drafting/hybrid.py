@@ -6,7 +6,7 @@ from transformers import PreTrainedModel
 
 from ..forwarding import Handed, forwards_to, to_each
 from ..interfaces import CachedModel, Drafter, Sampler, Schedule
-from ..schedules.hybrid import HybridSchedule
+from ..schedules.best_nodes import HybridSchedule
 from ..types import Batch, Draft
 from .source import BuildContext, DraftSource
 from .texts import GuessingSource

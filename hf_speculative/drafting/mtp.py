@@ -116,13 +116,8 @@ class RecursiveMtp(Mtp):
         if isinstance(masks, dict):  # by the target's types of layers: it attends to everything where any of them does
             masks = masks.get("full_attention", next(iter(masks.values())))
         cache = SimpleNamespace(update=lambda keys, values, *_, **__: self.cache.update(keys, values, depth))
-        return self.head(
-            inputs_embeds=self.embed(ids.to(self.embed.weight.device)).to(self.device),
-            states=self.states,
-            position_ids=self.slots,
-            attention_mask=masks,
-            past_key_values=cache,
-        )
+        embeds = self.embed(ids.to(self.embed.weight.device)).to(self.device)
+        return self.head(embeds, self.states, self.slots, attention_mask=masks, past_key_values=cache)
 
     def project(self, states: Tensor) -> Tensor:
         return self.output(states.to(self.output.weight.device))
@@ -143,16 +138,13 @@ class MtpSource(DraftSource):
         if not hasattr(_mtp_class(), "forward_layer"):
             raise ValueError(f"`use_mtp=True` needs the MtpModel of transformers 5.23 or later: update {__version__}.")
         kinds = set(getattr(model.config.get_mtp_config(), "layer_types", None) or ["full_attention"])
-        if not kinds <= LAYER_TYPES:
-            raise ValueError(
-                f"`use_mtp=True`: {name} has MTP layers of type {', '.join(sorted(kinds - LAYER_TYPES))}, whose state cannot "
-                f"be rolled back: {OTHERWISE}."
-            )
+        if others := ", ".join(sorted(kinds - LAYER_TYPES)):
+            reason = f"has MTP layers of type {others}, whose state cannot be rolled back"
+            raise ValueError(f"`use_mtp=True`: {name} {reason}: {OTHERWISE}.")
         if mtp_heads not in loaded_for(model) and not model.config.name_or_path:
-            raise ValueError(
-                f"`use_mtp=True`: this {name} does not come from a checkpoint, which holds the MTP layers: load it by "
-                "`from_pretrained`, or leave it out for plain decoding."
-            )
+            reason = "does not come from a checkpoint, which holds the MTP layers"
+            way_out = "load it by `from_pretrained`, or leave it out for plain decoding"
+            raise ValueError(f"`use_mtp=True`: this {name} {reason}: {way_out}.")
         mtp_heads(model)
 
     def max_draft_tokens(self, model: PreTrainedModel) -> int | None:

@@ -20,6 +20,8 @@ from .dynamic_tree import DEFAULT_DEPTH, DEFAULT_TOP_K, DynamicTreeDrafter
 #: the longest draft that "adaptive" considers
 DEFAULT_MAX_DRAFT_TOKENS = 16
 TREE_OPTIONS = ("tree_top_k", "tree_depth")
+#: the way out where a head is another target's
+OF_TARGET = "use the draft that belongs to it"
 #: the largest tree that the schedule "adaptive" considers
 MAX_NODES, MAX_LEVELS = 64, 8
 
@@ -239,10 +241,8 @@ class GivenModelSource(DraftSource):
     def __post_init__(self):
         asked = self.speculation_type
         if asked not in (None, self.method):
-            raise ValueError(
-                f"`speculation_type={asked!r}` needs a DFlash draft, but `draft_model` is of type "
-                f"{type(self.draft_model).__name__}: leave it out."
-            )
+            reason = f"needs a DFlash draft, but `draft_model` is of type {type(self.draft_model).__name__}"
+            raise ValueError(f"`speculation_type={asked!r}` {reason}: leave it out.")
         if self.tree_depth is not None and self.tree_top_k == 1:
             raise ValueError(f"`tree_depth={self.tree_depth}` has no effect on chains (`tree_top_k=1`): leave one out.")
 
@@ -322,7 +322,5 @@ class HeadSource(GivenModelSource):
         config = model.config.get_text_config(decoder=True)
         needs = self.unsupported_reason(config)
         if needs is not None:
-            raise ValueError(
-                f"`draft_model`: {self.name} was made for {needs}, the target, {type(model).__name__}, has hidden size "
-                f"{config.hidden_size} and {config.num_hidden_layers} layers: use the draft that belongs to it."
-            )
+            target = f"{type(model).__name__}, has hidden size {config.hidden_size} and {config.num_hidden_layers} layers"
+            raise ValueError(f"`draft_model`: {self.name} was made for {needs}, the target, {target}: {OF_TARGET}.")

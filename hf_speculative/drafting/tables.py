@@ -83,10 +83,9 @@ class TablesSource(GuessingSource):
     def check(self, model: PreTrainedModel) -> None:
         size = num_logits(model)
         if len(self.given.successors) != size:
-            raise ValueError(
-                f"`draft_model`: these tables are of a vocabulary of {len(self.given.successors)} tokens, and the target's "
-                f"has {size}: make tables of this target, `hf-speculative train TARGET --head tables`."
-            )
+            sizes = f"a vocabulary of {len(self.given.successors)} tokens, and the target's has {size}"
+            way_out = "make tables of this target, `hf-speculative train TARGET --head tables`"
+            raise ValueError(f"`draft_model`: these tables are of {sizes}: {way_out}.")
         self.given.store.check_vocabulary(size)
 
     def proposers(self, model: PreTrainedModel) -> list[Proposer]:

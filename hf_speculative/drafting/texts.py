@@ -70,10 +70,9 @@ class TextSource(GuessingSource):
     def __post_init__(self):
         max_requests = self.suffix_decoding_max_cached_requests
         if self.corpus is not None and max_requests is not None:
-            raise ValueError(
-                f"`suffix_decoding_max_cached_requests={max_requests}` has no effect beside `corpus`: leave it out, or give "
-                f"`corpus=hf_speculative.SuffixStore(max_documents={max_requests})`, which keeps answers, too."
-            )
+            reason = f"`suffix_decoding_max_cached_requests={max_requests}` has no effect beside `corpus`"
+            way_out = f"give `corpus=hf_speculative.SuffixStore(max_documents={max_requests})`, which keeps answers, too"
+            raise ValueError(f"{reason}: leave it out, or {way_out}.")
 
     def check(self, model: PreTrainedModel) -> None:
         if (store := self._store(model)) is not None:

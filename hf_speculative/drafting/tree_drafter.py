@@ -12,9 +12,8 @@ from torch import Tensor
 from ..forwarding import to_each
 from ..interfaces import Drafter, Sampler, Schedule
 from ..types import Batch, Draft, Nodes, read_later
-from .forced import ForcedTokens
-from .nodes import draft_of
-from .proposers import Kind, Proposer
+from .dynamic_tree import draft_of
+from .proposers import ForcedTokens, Kind, Proposer
 
 #: weights, in guesses, of the prior of a kind, and of the rate of all rows as the prior of a row
 PRIOR_WEIGHT, ROW_WEIGHT = 4.0, 8.0

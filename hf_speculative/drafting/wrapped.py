@@ -1,7 +1,15 @@
 """A drafter around another one."""
 
 from ..forwarding import forwards_to
-from ..interfaces import Drafter
+from ..interfaces import Drafter, Sampler, Schedule
+from ..types import Batch, Draft
+
+
+class Nothing(Drafter):
+    one_hot_proposals = True
+
+    def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
+        return Draft.empty(batch)
 
 
 @forwards_to("drafter", "may_branch")

@@ -10,8 +10,7 @@ from transformers import PreTrainedModel
 
 from .dflash_layouts import SavedDFlashLayout, SpeculatorsDFlashLayout, ZLabLayout
 from .eagle3_layouts import EagleLayout, SpeculatorsEagle3Layout
-from .files import HeadFiles
-from .layout import Layout, first_reason
+from .layout import HeadFiles, Layout, first_reason
 from .mtp import SpeculatorsMtpLayout
 
 #: in the order in which they are asked whether files are theirs
@@ -40,10 +39,8 @@ def layout_of(name: str | Path, **kwargs) -> Layout | None:
         return layout(files)
     if kind := files.fields.get("speculators_model_type"):
         known = ", ".join(sorted({repr(kind) for layout in LAYOUTS for kind in layout.speculators_types}))
-        raise ValueError(
-            f"{name} holds a draft head of `speculators_model_type={kind!r}`; those that can be run are {known or 'none'}: use "
-            "another draft."
-        )
+        held = f"a draft head of `speculators_model_type={kind!r}`"
+        raise ValueError(f"{name} holds {held}; those that can be run are {known or 'none'}: use another draft.")
     return None
 
 

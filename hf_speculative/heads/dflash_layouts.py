@@ -3,21 +3,151 @@
 from typing import Any, ClassVar
 
 from torch import Tensor
-from transformers import AutoConfig, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedConfig
+from transformers import AutoConfig, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedConfig, Qwen3Config
 
-from . import dflash_written as written
-from .dflash import DFlashHead, DFlashHeadConfig
-from .dflash_parts import MARKOV_HEADS
-from .eagle3_config import speculators_config
-from .layout import Layout, first_reason
+from .dflash import MARKOV_HEADS, Block, DFlashHead, DFlashHeadConfig
+from .eagle3_config import SPECULATORS_VERSION, speculators_config
+from .layout import Layout, Published, dtype_of, first_reason, members
 
+#: tensors that have other names in transformers' class
+RENAMED = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
+#: fields of the layers
+LAYER_FIELDS = (MuseGlimmerAssistantConfig.__annotations__.keys() & Qwen3Config.__annotations__.keys()) - {
+    *("attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id"),
+    *("head_dim", "layer_types", "sliding_window"),  # which some files do not say
+}
+#: fields of what heads add, by the same names in all layouts
+CONVOLUTION = ("conv_kernel_size", "conv_group_size")
+SELECTOR = ("selector_rank", "selector_top_k")
+MARKOV = ("markov_rank", "markov_head_type")
+CONFIDENCE = ("enable_confidence_head", "confidence_head_with_markov")
+#: the first of each tells whether it is there
+PARTS = (CONVOLUTION, SELECTOR, MARKOV, CONFIDENCE)
+#: by speculators' type of head, what it adds and the name of its class
+ADDED = {"dflash": (), "dflash2": (*CONVOLUTION, *SELECTOR), "dspark": (*MARKOV, *CONFIDENCE)}
+NAMES = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "DSparkDraftModel"}
+WITHOUT_VOCABULARY = "its config does not say how many tokens the target has (`vocab_size`, `draft_vocab_size`)"
+SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 #: those that z-lab's and DeepSpec's files name
-ARCHITECTURES = {*written.NAMES.values(), "Qwen3DSparkModel", "Gemma4DSparkModel"}
+ARCHITECTURES = {*NAMES.values(), "Qwen3DSparkModel", "Gemma4DSparkModel"}
 #: what the files of some other kinds of heads say, which nothing here runs
 UNKNOWN = ("draft_shift", "shift_label", "fc_norm", "use_swa", "dspark_backbone_conv_enabled")
-#: speculators' values, by its type of head, of the fields in `written.ADDED` that the file leaves out
+#: speculators' values, by its type of head, of the fields in `ADDED` that the file leaves out
 DEFAULTS: dict[str, tuple] = {"dflash": (), "dflash2": (2, 16, 256, 16), "dspark": (256, "vanilla", True, True)}
 KINDS_OF_LAYERS = ["full_attention", "sliding_attention"]
+
+
+def unsupported_by_speculators(config: PreTrainedConfig) -> dict[str, Any]:
+    """Reasons why speculators' layout may have no place for a head, and whether each holds."""
+    block, anchored = Block.of(config), _windows_from_anchor(config)
+    return {
+        WITHOUT_VOCABULARY: not _knows_vocabulary(config),
+        "its block is causal in layers without a window (JetSpec)": "full_attention" in _causal(config, block),
+        "its windows reach from each place of the block, not from the first": anchored is False,
+        "it scales embeddings or logits": _scales(block),
+    }
+
+
+def for_speculators(config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published:
+    block, kind = Block.of(config), _kind(config)
+    window = block.sliding_window if "sliding_attention" in config.layer_types else None
+    fields = {
+        "architectures": [NAMES[kind]],
+        "speculators_model_type": kind,
+        "speculators_version": SPECULATORS_VERSION,
+        "speculators_config": getattr(config, "speculators_config", None) or speculators_config(kind, block.max_draft_tokens),
+        "transformer_layer_config": _layers(config, window),
+        "draft_vocab_size": config.draft_vocab_size,
+        "block_size": block.block_size,
+        "mask_token_id": block.mask_token_id,
+        "aux_hidden_state_layer_ids": list(block.hidden_layers),
+        "target_hidden_size": None,
+        "sliding_window_non_causal": "sliding_attention" not in block.causal_layer_types,
+        "sample_from_anchor": block.sample_from_anchor,
+        "tie_word_embeddings": False,
+        "dtype": dtype_of(tensors),
+        **{name: getattr(config, name) for name in ADDED[kind]},
+    }
+    tensors = _published(tensors)
+    if "d2t" in tensors:
+        tensors["t2d"] = members(tensors["d2t"].cpu(), config.vocab_size)
+    return fields, tensors
+
+
+def unsupported_by_z_lab(config: PreTrainedConfig) -> dict[str, Any]:
+    """The same of z-lab's layout."""
+    block, anchored = Block.of(config), _windows_from_anchor(config)
+    is_dspark = _kind(config) == "dspark"
+    return {
+        WITHOUT_VOCABULARY: not _knows_vocabulary(config),
+        "it has a draft vocabulary of its own": getattr(config, "has_own_ids", False),
+        "it is a DSpark head, and DeepSpec's files hold the target's embeddings and output layer": is_dspark,
+        "its newest token's place predicts": block.sample_from_anchor,
+        "its windows reach from the first place of the block, not from each": anchored,
+        "its block is causal in layers without a window only": (
+            anchored is not None and _causal(config, block) == {"full_attention"}
+        ),
+    }
+
+
+def for_z_lab(config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published:
+    block, kind = Block.of(config), _kind(config)
+    causal, kinds = _causal(config, block), set(config.layer_types)
+    own = {
+        "mask_token_id": block.mask_token_id,
+        "target_layer_ids": list(block.target_layer_ids),
+        **{name: getattr(config, name) for name in ADDED[kind]},
+        **{name: getattr(block, name) for name in _scales(block)},
+    }
+    fields = _layers(config, block.sliding_window + 1 if "sliding_attention" in kinds else None)
+    fields |= {
+        "architectures": [NAMES[kind]],
+        "block_size": block.block_size,
+        "num_target_layers": getattr(config, "num_target_layers", max(block.target_layer_ids) + 3),
+        "dflash_config": own | ({"causal_head": True} if "full_attention" in causal else {}),
+        "tie_word_embeddings": False,
+        "dtype": dtype_of(tensors),
+    }
+    if causal != {"sliding_attention"}:  # which is what layers with a window are where nothing is said
+        fields["is_causal"] = causal == kinds
+    return fields, _published(tensors)
+
+
+def _kind(config: PreTrainedConfig) -> str:
+    """What it is called in speculators."""
+    if getattr(config, "markov_rank", 0) or getattr(config, "enable_confidence_head", False):
+        return "dspark"
+    return "dflash2" if getattr(config, "selector_rank", 0) else "dflash"
+
+
+def _knows_vocabulary(config: PreTrainedConfig) -> bool:
+    return hasattr(config, "vocab_size") and hasattr(config, "draft_vocab_size")
+
+
+def _windows_from_anchor(config: PreTrainedConfig) -> bool | None:
+    """`Block.window_from_anchor`; `None` where no layer has a window."""
+    return Block.of(config).window_from_anchor if "sliding_attention" in config.layer_types else None
+
+
+def _causal(config: PreTrainedConfig, block: Block) -> set[str]:
+    """The kinds of its layers in which the block is causal."""
+    return set(block.causal_layer_types) & set(config.layer_types)
+
+
+def _scales(block: Block) -> list[str]:
+    """The names of those that are not as without them."""
+    return [name for name in SCALES if getattr(block, name) != getattr(Block, name)]
+
+
+def _layers(config: PreTrainedConfig, window: int | None) -> dict[str, Any]:
+    fields = {name: getattr(config, name) for name in (*LAYER_FIELDS, "head_dim", "layer_types", "vocab_size")}
+    windows = {"sliding_window": window, "use_sliding_window": window is not None}
+    return fields | windows | {"model_type": "qwen3", "attention_bias": False}
+
+
+def _published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    names = {ours: theirs for theirs, ours in RENAMED.items()}
+    return {names.get(name, name): tensor for name, tensor in tensors.items()}
 
 
 class DFlashLayout(Layout):
@@ -43,12 +173,12 @@ class DFlashLayout(Layout):
         layers = self.layers()
         own = {name: value for name, value in self.fields(layers).items() if value is not None}
         self._check_fields(layers, own)
-        fields = {name: getattr(layers, name) for name in written.LAYER_FIELDS}
+        fields = {name: getattr(layers, name) for name in LAYER_FIELDS}
         fields["head_dim"] = getattr(layers, "head_dim", None) or layers.hidden_size // layers.num_attention_heads
         fields["layer_types"] = getattr(layers, "layer_types", None) or KINDS_OF_LAYERS[:1] * layers.num_hidden_layers
         dtype = self.files.fields.get("dtype", self.files.fields.get("torch_dtype"))
         ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-        adds = own["draft_vocab_size"] < own["vocab_size"] or any(own.get(group[0]) for group in written.PARTS)
+        adds = own["draft_vocab_size"] < own["vocab_size"] or any(own.get(group[0]) for group in PARTS)
         kind = DFlashHeadConfig if adds else MuseGlimmerAssistantConfig
         return kind(**fields | ids | own, dtype=dtype, tie_word_embeddings=False)
 
@@ -58,7 +188,7 @@ class DFlashLayout(Layout):
         found = {name: tensor for name, tensor in tensors.items() if not name.startswith(of_target)}
         # Some files have codebooks as embeddings.
         found = {name.replace("_codebook.weight", "_codebook"): tensor for name, tensor in found.items()}
-        return {written.RENAMED.get(name, name): tensor for name, tensor in found.items()}
+        return {RENAMED.get(name, name): tensor for name, tensor in found.items()}
 
     def _check_fields(self, layers: PreTrainedConfig, own: dict[str, Any]) -> None:
         missing = [name for name in ("block_size", "mask_token_id", "target_layer_ids") if name not in own]
@@ -93,7 +223,7 @@ class ZLabLayout(DFlashLayout):
     """
 
     name = "z-lab"
-    unsupported, published = staticmethod(written.unsupported_by_z_lab), staticmethod(written.for_z_lab)
+    unsupported, published = staticmethod(unsupported_by_z_lab), staticmethod(for_z_lab)
 
     @classmethod
     def recognises(cls, files) -> bool:
@@ -113,10 +243,10 @@ class ZLabLayout(DFlashLayout):
         return AutoConfig.for_model(kind, **fields)
 
     def fields(self, layers: PreTrainedConfig) -> dict[str, Any]:
-        parts = [name for group in written.PARTS if self.value(group[0]) for name in group]
+        parts = [name for group in PARTS if self.value(group[0]) for name in group]
         window = getattr(layers, "sliding_window", None)
         return {
-            **{name: self.value(name) for name in ("block_size", "mask_token_id", *written.SCALES, *parts)},
+            **{name: self.value(name) for name in ("block_size", "mask_token_id", *SCALES, *parts)},
             "target_layer_ids": self.value("target_layer_ids") or self._default_layers(layers.num_hidden_layers),
             "num_target_layers": self.value("num_target_layers"),
             "sample_from_anchor": any("DSpark" in name for name in self.files.fields.get("architectures") or ()),
@@ -148,7 +278,7 @@ class SpeculatorsDFlashLayout(DFlashLayout):
     """speculators' (`speculators_model_type`), which vLLM reads; `RedHatAI/*-speculator.dflash`."""
 
     name = "speculators"
-    unsupported, published = staticmethod(written.unsupported_by_speculators), staticmethod(written.for_speculators)
+    unsupported, published = staticmethod(unsupported_by_speculators), staticmethod(for_speculators)
     speculators_types = ("dflash", "dflash2", "dspark")
     names = {"target_layer_ids": "aux_hidden_state_layer_ids"}  # noqa: RUF012
 
@@ -161,7 +291,7 @@ class SpeculatorsDFlashLayout(DFlashLayout):
         is_bidirectional = self._or("sliding_window_non_causal", kind == "dflash2")
         size, from_anchor = self._or("block_size", 8), self._or("sample_from_anchor", kind == "dspark")
         return {
-            **{name: self._or(name, default) for name, default in zip(written.ADDED[kind], DEFAULTS[kind], strict=True)},
+            **{name: self._or(name, default) for name, default in zip(ADDED[kind], DEFAULTS[kind], strict=True)},
             "block_size": size,
             "mask_token_id": self.value("mask_token_id"),
             "target_layer_ids": None if states is None else [index - 1 for index in states],

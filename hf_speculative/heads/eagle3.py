@@ -7,11 +7,11 @@ what is saved here is a folder that speculators and vLLM read.
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..hf_compat import CACHE, attention_name, layers as modules, set_attention_name
 from .eagle3_config import Eagle3Config
-from .files import over_target
+from .layout import over_target
 
 #: by the type of layers, transformers' classes of a layer, a norm and rotary embeddings
 KINDS = {
@@ -105,13 +105,7 @@ class Eagle3Model(PreTrainedModel):
         return self.fc(target_states)
 
     def forward(
-        self,
-        inputs_embeds: Tensor,
-        states: Tensor,
-        position_ids: Tensor,
-        attention_mask: Tensor | dict[str, Tensor] | None = None,
-        past_key_values: Cache | None = None,
-        **kwargs,
+        self, inputs_embeds: Tensor, states: Tensor, position_ids: Tensor, attention_mask=None, past_key_values=None, **kwargs
     ) -> Tensor:
         """The head's own states `(batch, n, hidden)`, each of a token and the state one token earlier.
 
@@ -119,23 +113,15 @@ class Eagle3Model(PreTrainedModel):
             inputs_embeds: `(batch, n, hidden)`, the tokens' embeddings.
             states: `(batch, n, hidden)`, of `fuse` or of a former call.
             position_ids: `(batch, n)`.
-            attention_mask: `(batch or 1, heads or 1, n, slots)`, bool or additive, or a dict of these by layer type.
-            past_key_values: where keys and values are kept.
+            attention_mask: `(batch or 1, heads or 1, n, slots)`, bool or additive, or by layer type a dict of these; if any.
+            past_key_values: a `Cache`, where keys and values are kept; `None`: they are not.
         """
-        position_embeddings = self.rotary_emb(states, position_ids)
+        kwargs |= {"position_ids": position_ids, "position_embeddings": self.rotary_emb(states, position_ids)}
         types = getattr(self.config.transformer_layer_config, "layer_types", None) or []
         for index, layer in enumerate(self.layers):
             mask = attention_mask[types[index]] if isinstance(attention_mask, dict) else attention_mask
             first = (inputs_embeds,) if index == 0 else ()
-            states = layer(
-                states,
-                *first,
-                attention_mask=mask,
-                position_ids=position_ids,
-                position_embeddings=position_embeddings,
-                **{CACHE: past_key_values},
-                **kwargs,
-            )
+            states = layer(states, *first, attention_mask=mask, **{CACHE: past_key_values}, **kwargs)
         return self.norm(states) if self.config.norm_output else states
 
     def logits(self, states: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from transformers import AutoConfig, PreTrainedConfig
 SPECULATORS_VERSION = "0.9.0"
 #: layers of the target that are read where nothing says which
 NUM_STATES = 3
-#: tokens of a draft of P-EAGLE where nothing says how many
+#: tokens of a draft of MTP heads and P-EAGLE where their config does not say how many
 NUM_DEPTHS = 8
 #: types of layers that there are modules for
 LAYER_TYPES = ("llama", "qwen3")
@@ -38,6 +38,12 @@ class SpeculatorsConfig(PreTrainedConfig):
         if self.speculators_config is None:
             self.speculators_config = speculators_config(self.speculators_model_type)
         super().__post_init__(**kwargs)
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """How many tokens MTP heads and P-EAGLE were trained to draft."""
+        methods = self.speculators_config.get("proposal_methods") or [{}]
+        return methods[0].get("speculative_tokens", NUM_DEPTHS)
 
     def get_text_config(self, decoder=None, encoder=None) -> PreTrainedConfig:
         return self.transformer_layer_config
@@ -94,10 +100,8 @@ class Eagle3Config(SpeculatorsConfig):
         super().__post_init__(**kwargs)
         layers = self.transformer_layer_config
         if layers.model_type not in LAYER_TYPES:
-            raise ValueError(
-                f"`transformer_layer_config.model_type={layers.model_type!r}`: EAGLE-3 heads can be run with layers of type "
-                f"{' or '.join(LAYER_TYPES)}."
-            )
+            given = f"`transformer_layer_config.model_type={layers.model_type!r}`"
+            raise ValueError(f"{given}: EAGLE-3 heads can be run with layers of type {' or '.join(LAYER_TYPES)}.")
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("`norm_before_fc` and `fc_norm` are both true, and only one norm stands before `fc`.")
         rope = getattr(layers, "rope_parameters", None) or {}
@@ -120,12 +124,6 @@ class Eagle3Config(SpeculatorsConfig):
     def state_size(self) -> int:
         """Width of each of them."""
         return self.target_hidden_size or self.transformer_layer_config.hidden_size
-
-    @property
-    def num_depths(self) -> int:
-        """How many tokens P-EAGLE was trained to draft in one pass."""
-        methods = self.speculators_config.get("proposal_methods") or [{}]
-        return methods[0].get("speculative_tokens", NUM_DEPTHS)
 
     @property
     def has_own_ids(self) -> bool:

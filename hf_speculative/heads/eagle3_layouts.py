@@ -7,8 +7,7 @@ from transformers import LlamaConfig, PreTrainedConfig
 
 from .eagle3 import Eagle3Model
 from .eagle3_config import Eagle3Config
-from .files import HeadFiles, members, wrong_reason
-from .layout import Layout, Published, dtype_of
+from .layout import HeadFiles, Layout, Published, dtype_of, members, wrong_reason
 
 #: what only configs of EAGLE-3 heads have
 EAGLE_FIELDS = ("draft_vocab_size", "truncated_vocab_size", "eagle_config")
@@ -42,10 +41,9 @@ class Eagle3Layout(Layout):
         marked = members(tensors["d2t"], config.transformer_layer_config.vocab_size)
         differing = int((marked != tensors["t2d"].bool()).sum())
         if differing:
-            raise ValueError(
-                f"{self.files.name}: t2d {tuple(tensors['t2d'].shape)} and d2t {tuple(tensors['d2t'].shape)} disagree about "
-                f"{differing} tokens, so that drafts would mean other tokens: give the draft as it was published."
-            )
+            maps = f"t2d {tuple(tensors['t2d'].shape)} and d2t {tuple(tensors['d2t'].shape)}"
+            reason = f"{maps} disagree about {differing} tokens, so that drafts would mean other tokens"
+            raise ValueError(f"{self.files.name}: {reason}: give the draft as it was published.")
 
 
 class SpeculatorsEagle3Layout(Eagle3Layout):

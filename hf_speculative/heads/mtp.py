@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, Cache, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from ..hf_compat import CACHE, attention_name, set_attention_name
 from .eagle3_config import SpeculatorsConfig
@@ -32,11 +32,6 @@ class MtpHeadConfig(SpeculatorsConfig):
         super().__post_init__(**kwargs)
         if self.num_nextn_predict_layers != 1:
             raise ValueError(f"`num_nextn_predict_layers={self.num_nextn_predict_layers}`: give a head of one layer.")
-
-    @property
-    def max_draft_tokens(self) -> int:
-        """As many as the head was trained to draft."""
-        return self.speculators_config["proposal_methods"][0]["speculative_tokens"]
 
     def one_layer(self) -> PreTrainedConfig:
         """The config of a model that is this layer: in hybrids, one of those that attend to everything."""
@@ -74,13 +69,7 @@ class MtpHead(PreTrainedModel):
         self.post_init()
 
     def forward(
-        self,
-        inputs_embeds: Tensor,
-        states: Tensor,
-        position_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        **kwargs,
+        self, inputs_embeds: Tensor, states: Tensor, position_ids: Tensor, attention_mask=None, past_key_values=None, **kwargs
     ) -> Tensor:
         """States `(batch, n, hidden)`, which the target's head reads, and this layer again for the token after.
 
@@ -88,20 +77,14 @@ class MtpHead(PreTrainedModel):
             inputs_embeds: `(batch, n, hidden)`, the tokens' embeddings.
             states: `(batch, n, hidden)` one token earlier: the target's, or those of a former call.
             position_ids: `(batch, n)`.
-            attention_mask: `(batch or 1, heads or 1, n, slots)`, bool or additive.
-            past_key_values: where keys and values are kept.
+            attention_mask: `(batch or 1, heads or 1, n, slots)`, bool or additive; if any.
+            past_key_values: a `Cache`, where keys and values are kept; `None`: they are not.
         """
         layer = self.mtp_layers[0]
         both = torch.cat([layer.token_layernorm(inputs_embeds), layer.hidden_layernorm(states)], -1)
         hidden = layer.input_proj(both)
-        outputs = layer(
-            hidden,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            position_embeddings=self.rotary_emb(hidden, position_ids),
-            **{CACHE: past_key_values},
-            **kwargs,
-        )
+        kwargs |= {"position_ids": position_ids, "position_embeddings": self.rotary_emb(hidden, position_ids)}
+        outputs = layer(hidden, attention_mask=attention_mask, **{CACHE: past_key_values}, **kwargs)
         return layer.final_layernorm(outputs[0] if isinstance(outputs, tuple) else outputs)
 
 

@@ -14,11 +14,10 @@ from .cached_model import (
 )
 from .choice import LAYER_TYPES, Path, choose, choose_for
 from .early_exit import EarlyExitModel
-from .encoder_decoder import multimodal_class_for
 from .fixed_shape import NUM_COLUMNS, FixedShape, fixes_bits, free_columns
 from .inputs import Inputs, inputs_for_draft, misfit_of_encoder, prepared_inputs, text_inputs
 from .masks import AttentionLayers, Nodes, is_recurrent, no_nodes, nodes_of
-from .multimodal import MultimodalModel
+from .multimodal import MultimodalModel, multimodal_class_for
 from .positions import counts_itself
 from .probe import fits_early_exit, ragged_deviation, tolerance, universal_deviation
 from .prompts import by_length, columns_of_a_pass

@@ -25,14 +25,12 @@ from transformers.utils import logging as hf_logging
 from ..hf_compat import attention_name
 from . import exported
 from .attention import with_folded_attention
-from .bound import BoundPass, PassOfPieces
-from .described import NOT_OF_LAYERS, described, digest
-from .folder import FOLDER, OFF, folder
+from .described import FOLDER, NOT_OF_LAYERS, OFF, described, digest, folder
+from .exported import BoundPass, PassOfPieces
 from .linears import num_by_kernel
 from .pieces import CannotCut, pieces_of
 from .pool import own_tensors
-from .shallow import install_capturing_hooks
-from .states import runs_more
+from .shallow import install_capturing_hooks, runs_more
 from .stepped import with_stepped_mixers
 from .traced import EncoderDecoderPass, HeadPass, Pass, TracedPass, sizes_that_vary
 

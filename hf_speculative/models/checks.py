@@ -21,10 +21,8 @@ def unwrap(model, argument: str) -> PreTrainedModel:
         check_type(model, argument, nn.Module)
     if not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
         if getattr(model.active_peft_config, "is_prompt_learning", False):
-            raise ValueError(
-                f"`{argument}`, of type {type(model).__name__}, prepends learned prompts, which the cache cannot hold: merge "
-                "it, or use a LoRA adapter."
-            )
+            reason = "prepends learned prompts, which the cache cannot hold: merge it, or use a LoRA adapter"
+            raise ValueError(f"`{argument}`, of type {type(model).__name__}, {reason}.")
         return model.get_base_model()
     return model
 
@@ -59,10 +57,8 @@ def check_universal(model, inputs: Inputs, argument: str) -> None:
         where, way_out = "", _way_out(argument)
         if inputs.hides_columns:
             where, way_out = " under a `decoder_attention_mask` that hides columns", f"leave the mask out, or {way_out}"
-        raise ValueError(
-            f"`{argument}`: {type(model).__name__} computes different logits for several tokens at once than for one at a "
-            f"time{where}{quantised_inputs(model)}, so a draft cannot be verified exactly: {way_out}."
-        )
+        differs = f"computes different logits for several tokens at once than for one at a time{where}{quantised_inputs(model)}"
+        raise ValueError(f"`{argument}`: {type(model).__name__} {differs}, so a draft cannot be verified exactly: {way_out}.")
 
 
 def quantised_inputs(model: PreTrainedModel) -> str:

@@ -1,20 +1,26 @@
-"""Hash all that compiled passes depend on except weights: code, versions, processor, config, shapes and modules."""
+"""Hash all that compiled passes depend on except weights: code, versions, processor, config, shapes and modules.
+
+The folder of what is made for this machine (compiled passes, kernels, costs) is found here, too.
+"""
 
 import hashlib
 import json
+import os
 import platform
 import sys
 from pathlib import Path
 
 import torch
 import transformers
+from huggingface_hub.constants import HF_HOME
 from torch import nn
 from transformers import PretrainedConfig
 
 from ..hf_compat import attention_name
 from ..version import __version__
-from .folder import processor
 
+#: the environment variable with the folder of the files; `OFF`: `optimize="auto"` neither uses nor makes files
+FOLDER, OFF = "HF_SPECULATIVE_PASSES", "off"
 #: fields of a model's config that change nothing of its passes
 NOT_OF_PASSES = {"_name_or_path", "transformers_version", "architectures", "id2label", "label2id", "dtype"}
 #: fields of the config that change nothing of a layer
@@ -22,8 +28,20 @@ NOT_OF_LAYERS = ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
 #: attributes that change nothing of a module
 NOT_OF_MODULES = ("name_or_path", "layer_idx", "num_layers", "call", "samples", "recorded")
 #: modules whose source decides what is compiled
-OWN = ["exported", "traced", "traced_cache", "pieces", "masks", "attention", "linears", "native", "states"]
+OWN = ["exported", "traced", "traced_cache", "pieces", "masks", "attention", "linears", "native"]
 OWN += ["steps", "stepped", "written", "recurrent_cache", "ragged_cache", "positions", "shallow", "cached_model"]
+
+
+def folder() -> Path:
+    named = os.environ.get(FOLDER)
+    return Path(named) if named not in (None, "", OFF) else Path(HF_HOME) / "hf_speculative" / "passes"
+
+
+def processor() -> str:
+    """The processor's features, as the system reports them."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else [platform.processor()]
+    return next((line for line in lines if line.startswith(("flags", "Features"))), lines[0] if lines else "")
 
 
 def described(model: nn.Module, config: PretrainedConfig, *others: str) -> str:

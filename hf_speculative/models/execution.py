@@ -10,23 +10,20 @@ import torch
 from transformers import PreTrainedModel
 
 from ..hf_compat import placement_hook
-from . import artifacts, linears, pool
-from .ahead import AheadModel
+from . import artifacts, linears, multimodal, pool
 from .artifacts import BoundPass, CompiledPass, PassOfPieces
 from .attention import takes_masks
 from .cached_model import device_of
 from .choice import choose, ragged_unsupported_reason
-from .encoder_decoder import AheadEncoderDecoderModel, StaticEncoderDecoderModel, multimodal_class_for
-from .folder import FOLDER, OFF
+from .described import FOLDER, OFF
 from .inputs import Inputs
 from .model_state import kept_with
-from .multimodal import AheadMultimodalModel, MultimodalModel, StaticMultimodalModel
 from .ragged import RaggedModel
 from .recording import AheadRecordingModel, RecordingModel, StaticRecordingModel
 from .replays import Capture, CudaGraph, failed_on
+from .shallow import runs_more
 from .sharding import group_of, is_sharded
-from .states import runs_more
-from .static import StaticModel
+from .static import AheadModel, StaticModel
 from .verified_types import is_tested_multimodal
 
 #: seconds of decoding after which "auto" starts to compile; short scripts end before
@@ -69,16 +66,16 @@ def ragged_model(
 
 def multimodal_model(
     model: PreTrainedModel, inputs: Inputs, clamp_ids: bool = False, execution: Execution = EAGER
-) -> MultimodalModel:
+) -> multimodal.MultimodalModel:
     """A ragged model for a prompt of more than ids."""
-    kind = multimodal_class_for(inputs)
+    kind = multimodal.multimodal_class_for(inputs)
     if inputs.has_encoder and inputs.is_decoder:
         return kind(model, inputs, clamp_ids)  # what it attends to is another model's
     if (capture := capture_of(model, execution)) is not None:
-        static = StaticEncoderDecoderModel if inputs.has_encoder else StaticMultimodalModel
+        static = multimodal.StaticEncoderDecoderModel if inputs.has_encoder else multimodal.StaticMultimodalModel
         return static(model, inputs, clamp_ids, capture=capture)
     if (run := compiled_pass(model, execution)) is not None:
-        ahead = AheadEncoderDecoderModel if inputs.has_encoder else AheadMultimodalModel
+        ahead = multimodal.AheadEncoderDecoderModel if inputs.has_encoder else multimodal.AheadMultimodalModel
         return ahead(model, inputs, clamp_ids, one_pass=run)
     return kind(model, inputs, clamp_ids)
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from . import native
-from .folder import FOLDER, OFF
+from .described import FOLDER, OFF
 
 #: bytes of a float32 weight below which a layer's own Python, 6 microseconds, takes what the kernel gains
 LEAST_BYTES = 2**19

@@ -4,15 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSpeechSeq2Seq,
-    PreTrainedModel,
-)
+import transformers as hf
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from .. import names
 from ..heads import layout_of, load_head
@@ -42,11 +35,9 @@ def load_model(name: str | Path, **kwargs) -> PreTrainedModel:
     mismatched = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
     kinds = {"missing": info["missing_keys"], "unexpected": info["unexpected_keys"], "of another shape": mismatched}
     if misfits := misfits_of(kinds):
-        raise ValueError(
-            f"{name} does not hold the weights of the class {type(model).__name__}, which its config names "
-            f"({misfits}): it would compute something else than what was trained. Give another model; if this is "
-            "meant, load it by transformers and save it anew, or pass the loaded model."
-        )
+        lacks = f"{name} does not hold the weights of the class {type(model).__name__}, which its config names ({misfits})"
+        way_out = "if this is meant, load it by transformers and save it anew, or pass the loaded model"
+        raise ValueError(f"{lacks}: it would compute something else than what was trained. Give another model; {way_out}.")
     return model.eval()
 
 
@@ -69,10 +60,8 @@ def remote_code_explained(name: str | Path) -> Iterator[None]:
     except ValueError as error:
         if "trust_remote_code" not in str(error):
             raise
-        raise ValueError(
-            f"{name} brings code of its own, which is not run unasked: read it, load the model by transformers with "
-            "`trust_remote_code=True`, and pass the model itself."
-        ) from error
+        way_out = "read it, load the model by transformers with `trust_remote_code=True`, and pass the model itself"
+        raise ValueError(f"{name} brings code of its own, which is not run unasked: {way_out}.") from error
 
 
 def auto_class_for(name: str | Path, **kwargs):
@@ -84,7 +73,7 @@ def auto_class_for(name: str | Path, **kwargs):
     kwargs.setdefault("trust_remote_code", False)
     with remote_code_explained(name):
         config = AutoConfig.from_pretrained(name, **kwargs)
-    classes = [AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, AutoModelForImageTextToText]
+    classes = [hf.AutoModelForCausalLM, hf.AutoModelForSeq2SeqLM, hf.AutoModelForSpeechSeq2Seq, hf.AutoModelForImageTextToText]
     if config.is_encoder_decoder:  # some have a decoder-only class as well
         del classes[0]
     return next((kind for kind in classes if loads(kind, config)), AutoModel)

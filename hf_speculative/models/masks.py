@@ -134,15 +134,17 @@ class AttentionLayers:
         cache.recurrence.leave()
         return outputs
 
-    def encoded(self, states: Tensor, mask: Tensor, width: int) -> dict[str, Any]:
-        """What a decoder is given of its encoder, for a pass of `width` columns.
+    def encoded(self, width: int, *of_encoder: Tensor) -> dict[str, Any]:
+        """What a decoder is given of its encoder, for a pass of `width` columns; nothing where there is none.
 
         The mask has four dimensions: transformers takes that as it is, and would look whether another one hides anything.
 
         Args:
-            states: `(batch, n, hidden)`.
-            mask: `(batch, n)`, which of them to attend to.
+            of_encoder: its states `(batch, n, hidden)`, and which of them to attend to, `(batch, n)`.
         """
+        if not of_encoder:
+            return {}
+        states, mask = of_encoder
         explicit = self.explicit(mask[:, None, None].bool().expand(-1, -1, width, -1).contiguous(), states.dtype)
         return {"encoder_outputs": BaseModelOutput(last_hidden_state=states), "attention_mask": explicit}
 
@@ -188,6 +190,11 @@ class AttentionLayers:
         elif kind == "chunked_attention":
             visible = visible & (key >= query // self.chunk * self.chunk)
         return self.explicit(visible, self.dtype)
+
+    def of_block(self, visible: Callable[[str], Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+        """Masks by layer type, of what a layer of each type sees."""
+        assert self.types is not None
+        return {kind: self.explicit(visible(kind), dtype) for kind in {*self.types}}
 
     def explicit(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
         """Convert a boolean mask to the form that the model's attention takes."""

@@ -19,7 +19,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from .folder import folder, processor
+from .described import folder, processor
 
 #: number formats
 DTYPES = (torch.float32, torch.bfloat16)

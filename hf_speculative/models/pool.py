@@ -19,7 +19,7 @@ from .cached_model import device_of
 from .linears import num_by_kernel
 
 if TYPE_CHECKING:
-    from .bound import BoundPass, PassOfPieces
+    from .exported import BoundPass, PassOfPieces
     from .ragged_cache import RaggedCache
 
 

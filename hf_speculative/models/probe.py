@@ -17,9 +17,9 @@ from ..types import Batch, uploaded
 from .attention import takes_masks
 from .cached_model import device_of, last_id, num_cached_of_image, without_dropout
 from .early_exit import EarlyExitModel
-from .encoder_decoder import multimodal_class_for
 from .inputs import Inputs, text_inputs
 from .masks import is_recurrent
+from .multimodal import multimodal_class_for
 from .ragged import RaggedModel
 from .universal import UniversalModel
 from .verified_types import has_tested_modules, is_tested_multimodal, is_tested_ragged, is_tested_universal

@@ -213,17 +213,14 @@ class RaggedCache(Cache):
         self.slots: Tensor | None = None
         self.is_prompt = False
         self._index: tuple[Tensor | None, tuple[Tensor, Tensor]] | None = None
-        kinds = itertools.zip_longest(windows, num_states, attends)
-        layers = [
-            RaggedLayer(self, window)
-            if not number
-            else RaggedRecurrentLayer(self, window, number)
-            if does_attend
-            else RecurrentLayer(number)
-            for window, number, does_attend in kinds
-        ]
+        layers = [self._new_layer(*kind) for kind in itertools.zip_longest(windows, num_states, attends)]
         self.recurrence = Recurrence([layer for layer in layers if isinstance(layer, RecurrentLayer)])
         super().__init__(layers=layers)
+
+    def _new_layer(self, window: int | None, num_states: int | None, attends: bool) -> RaggedLayer | RecurrentLayer:
+        if not num_states:
+            return RaggedLayer(self, window)
+        return RaggedRecurrentLayer(self, window, num_states) if attends else RecurrentLayer(num_states)
 
     def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Of `slots`, for a layer on this device; made once a pass and device."""
@@ -243,12 +240,7 @@ class RaggedCache(Cache):
         return [layer for layer in (*self.layers, self.recorded) if isinstance(layer, RaggedLayer)]
 
     def tensors(
-        self,
-        num_rows: int,
-        layouts: Sequence[Layout],
-        dtype: torch.dtype,
-        device: torch.device,
-        width: int = 0,
+        self, num_rows: int, layouts: Sequence[Layout], dtype: torch.dtype, device: torch.device, width: int = 0
     ) -> list[Tensor]:
         """List what a compiled pass reads and writes, for the rows running: the tensors of each layer's `Layout`.
 

@@ -11,15 +11,13 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ..types import Batch, uploaded
-from .ahead import AheadModel
 from .cached_model import device_of
 from .inputs import Inputs, text_inputs
 from .probe import DOES_NOT_RUN, once
 from .ragged import RaggedModel
 from .ragged_cache import RaggedLayer, in_rows
-from .shallow import install_capturing_hooks
-from .states import asked_for, joined
-from .static import StaticModel
+from .shallow import asked_for, install_capturing_hooks, joined
+from .static import AheadModel, StaticModel
 from .universal import UniversalModel
 
 

@@ -5,10 +5,11 @@ by every other thread that runs the model; a shallow copy is private to the call
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..hf_compat import has_placement_hook, hooked_forward, is_compiled, output_capturing, set_hooked_forward
@@ -132,3 +133,23 @@ class LayerProxy(nn.Module):
 
     def __getattr__(self, name: str):
         return getattr(self.__dict__["layer"], name)
+
+
+def asked_for(layers: tuple[int, ...]) -> list[int] | bool:
+    """What `output_hidden_states` is for these: older transformers keep all for the length of a pass, newer ones those."""
+    return list(layers) if hasattr(output_capturing, "selected_hidden_states") else True
+
+
+def joined(outputs, layers: tuple[int, ...], device: torch.device) -> Tensor:
+    """`(batch, columns, layers * hidden)`."""
+    return torch.cat([outputs.hidden_states[layer].to(device) for layer in layers], -1)
+
+
+def runs_more(modules: Iterable[nn.Module]) -> bool:
+    """Some have a `forward` of their own or hooks, beside those by which transformers captures states."""
+    return any(
+        module._forward_pre_hooks
+        or has_own_forward(module)
+        or any(getattr(hook, "__module__", None) != output_capturing.__name__ for hook in module._forward_hooks.values())
+        for module in modules
+    )

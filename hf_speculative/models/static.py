@@ -5,7 +5,7 @@ seen. Attention looks at a number of slots from a short ladder, not at exactly t
 columns and slots, serve a whole generation; what a round accepted changes no shape.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..types import Batch, uploaded
+from .artifacts import CompiledPass
+from .cached_model import num_logits
 from .masks import no_nodes
 from .ragged import RaggedModel
 from .replays import Capture, Replays, ladder, padded, rounded_up
@@ -121,14 +123,8 @@ class StaticModel(RaggedModel):
         nodes = self._nodes(batch, ahead) if is_tree else no_nodes(len(batch.rows), num_slots, self.device)
         if is_tree and self.capture is not None:  # nodes that nothing follows
             nodes = padded(nodes)
-        return (
-            self._input_ids(batch, ahead, width),
-            (batch.lengths - batch.padding + (ahead - width)).to(self.device),
-            self.seen.to(self.device),
-            bounds,
-            slots[:num_slots],
-            *nodes,
-        )
+        ids, first = self._input_ids(batch, ahead, width), batch.lengths - batch.padding + (ahead - width)
+        return ids, first.to(self.device), self.seen.to(self.device), bounds, slots[:num_slots], *nodes
 
     def _has_odd_positions(self, batch: Batch) -> bool:
         """Whether a text stands between whole positions, as behind some videos, or may go on past the model's tables."""
@@ -152,11 +148,61 @@ class StaticModel(RaggedModel):
         keep: dict[str, Any] = {"logits_to_keep": 1} if self._keeps_last(num_last) else {}
 
         def one_pass(*tensors: Tensor) -> Tensor:
-            encoded = self.given_encoded(tensors[0].shape[1], *tensors[NUM_PLACES:])
+            encoded = self.layers.encoded(tensors[0].shape[1], *tensors[NUM_PLACES:])
             return ragged_pass(self.run, self.cache, self.layers, tensors[:NUM_PLACES], **keep, **encoded).logits
 
         return one_pass
 
-    def given_encoded(self, width: int) -> dict[str, Any]:
-        """What the model is given of an encoder in a pass of `width` columns, made of further tensors of the pass."""
-        return {}
+
+class AheadModel(StaticModel):
+    """A ragged model whose passes run from a file that was compiled ahead of time, short prompts included; see `exported`.
+
+    Args:
+        one_pass: the file's, on the weights of `model`.
+    """
+
+    def __init__(self, model: PreTrainedModel, clamp_ids: bool, one_pass: CompiledPass):
+        self.one_pass = one_pass
+        super().__init__(model, clamp_ids)
+
+    def _is_static(self, batch: Batch, width: int, ahead: int = 0) -> bool:
+        return width <= MAX_COLUMNS and not self._has_odd_positions(batch) and self.cache.recurrence.keeps_each(width, ahead)
+
+    def num_slots(self, end: int) -> int:
+        return self.all_slots or end
+
+    def _one_pass(self, inputs: tuple[Tensor, ...], num_last: int) -> Callable[..., Tensor]:
+        cached = next(self._cached(inputs, [inputs[0].shape[1]]))
+
+        def one_pass(*tensors: Tensor) -> Tensor:
+            width, slots = tensors[0].shape[1], tensors[4]
+            columns = slots[max(0, width - num_last) : width]
+            return self.one_pass([*(t.contiguous() for t in tensors), columns, *cached])[0]
+
+        return one_pass
+
+    def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
+        ends, widths = self._begin(batch, ahead=0)
+        width, ahead = max(widths), num_tokens - 1  # the last one is not fed
+        if not self._is_static(batch, width) or num_logits(self.original) > vocab_size:
+            return None
+        inputs = self._tensors(batch, 0, width, max(ends) + ahead)
+        self.cache.recurrence.begin(self.host_seen, [width - own for own in widths], width + ahead, ahead)
+        drawn: list[Tensor] = []
+        tokens, first, seen, bounds, slots, *nodes = (tensor.contiguous() for tensor in inputs)
+        for cached in self._cached(inputs, [width] + [1] * ahead):
+            width = tokens.shape[1]
+            found = self.one_pass([tokens, first, seen, bounds, slots, *nodes, slots[width - 1 : width], *cached])
+            first = seen = first + width
+            drawn.append(found[1])
+            tokens = self.readable(drawn[-1])
+        self._finish([end + ahead for end in ends], batch.lengths - batch.padding + ahead, num_tokens)
+        return torch.cat(drawn, 1)
+
+    def _cached(self, inputs: tuple[Tensor, ...], widths: list[int]) -> Iterator[list[Tensor]]:
+        """Yield the tensors of all layers' `Layout`, for a pass of each of these widths, one after the other."""
+        like = len(inputs[0]), self.one_pass.layouts, self.dtype, self.device
+        for width in widths:
+            cached = self.cache.tensors(*like, width)
+            assert all(part.is_contiguous() for part in cached), "compiled for strides that follow from sizes"
+            yield cached

@@ -15,7 +15,7 @@ from .cached_model import max_positions_of
 from .masks import AttentionLayers, Nodes, depths_of_keys, no_nodes, nodes_of
 from .positions import with_given_positions
 from .ragged_cache import Layout, fed_places
-from .states import asked_for, joined
+from .shallow import asked_for, joined
 from .traced_cache import TracedCache, by_layer, layouts_of, layouts_of_head, size_of_encoded
 
 #: the most columns of a pass; longer prompts run eagerly, where Python is a small part of the time
@@ -159,14 +159,9 @@ class TracedPass(nn.Module):
             nodes = nodes_of(Tree(torch.stack(parents, 1), depth=num_nodes), torch.full((num_rows,), end - num_nodes))
         else:
             nodes = no_nodes(num_rows, end)
-        return (
-            *self.fed(num_rows, num_columns, generator),
-            torch.full((num_rows,), seen),
-            known,
-            torch.tensor([[end + NUM_SPARE - 1, last, 0]]).repeat(num_rows, 1),
-            torch.arange(end),
-            *nodes,
-        )
+        fed, first = self.fed(num_rows, num_columns, generator), torch.full((num_rows,), seen)
+        bounds = torch.tensor([[end + NUM_SPARE - 1, last, 0]]).repeat(num_rows, 1)
+        return *fed, first, known, bounds, torch.arange(end), *nodes
 
     @property
     def samples(self) -> list[tuple[Tensor, ...]]:
@@ -204,7 +199,7 @@ class Pass(TracedPass):
     def forward(self, *tensors: Tensor, prepared: Callable[[Any], Any] = lambda masks: masks) -> tuple[Tensor, Tensor]:
         """
         Args:
-            tensors: those of `ragged_pass`, those of `encoded`, and these:
+            tensors: those of `ragged_pass`, those of `AttentionLayers.encoded`, and these:
             columns: `(m,)`, those whose logits are computed.
             record: if states are `recorded`, one `(batch, capacity, states * hidden)`, for them in their keys' slots.
             caches: of all layers, one after the other, the tensors of its `Layout`.
@@ -218,7 +213,7 @@ class Pass(TracedPass):
         asked: dict[str, Any] = {"logits_to_keep": columns} if self.layers.keeps_logits else {}
         if self.recorded:
             asked["output_hidden_states"] = asked_for(self.recorded)
-        asked |= self.encoded(places[0].shape[1], *places[NUM_PLACES:])
+        asked |= self.layers.encoded(places[0].shape[1], *places[NUM_PLACES:])
         outputs = ragged_pass(self.model, cache, self.layers, places[:NUM_PLACES], prepared, **asked)
         for states in record:
             rows = torch.arange(states.shape[0], device=states.device)[:, None]
@@ -226,12 +221,8 @@ class Pass(TracedPass):
         logits = outputs.logits if self.layers.keeps_logits else outputs.logits[:, columns]
         return logits, self.likeliest(logits)
 
-    def encoded(self, width: int) -> dict[str, Any]:
-        """What the model is given of an encoder, for a pass of `width` columns."""
-        return {}
-
     def nothing_encoded(self, num_rows: int) -> list[Tensor]:
-        """The arguments of `encoded` where they are not read."""
+        """What `places` ends with where it is not read."""
         return []
 
 
@@ -247,9 +238,6 @@ class EncoderDecoderPass(Pass):
         mask[1::2, 1:][:, -1:] = 0
         states = torch.randn(*mask.shape, size_of_encoded(self.model), generator=generator).to(self.model.dtype)
         return (*super().places(num_rows, num_columns, seen, num_nodes, generator), states, mask)
-
-    def encoded(self, width: int, states: Tensor, mask: Tensor) -> dict[str, Any]:  # type: ignore[override]
-        return self.layers.encoded(states, mask, width)
 
     def nothing_encoded(self, num_rows: int) -> list[Tensor]:
         states = torch.zeros(num_rows, 1, size_of_encoded(self.model), dtype=self.model.dtype)
@@ -301,13 +289,9 @@ class HeadPass(TracedPass):
         ids = torch.cat([tokens, drafted], 1).clamp(max=table.shape[0] - 1)
         queries, cache.slots = fed_places(first, seen, bounds, ids.shape[1])
         cache.end, nodes = slots.shape[0], Nodes(*tree)
-        own = self.model(
-            inputs_embeds=functional.embedding(ids, table),
-            states=torch.cat([self.model.fuse(target_states), own_states], 1),
-            position_ids=nodes.positions(queries),
-            attention_mask=self.layers.masks(queries, cache, nodes),  # type: ignore[arg-type]
-            past_key_values=cache,
-        )[:, columns]
+        embeds, states = functional.embedding(ids, table), torch.cat([self.model.fuse(target_states), own_states], 1)
+        masks = self.layers.masks(queries, cache, nodes)  # type: ignore[arg-type]
+        own = self.model(embeds, states, nodes.positions(queries), attention_mask=masks, past_key_values=cache)[:, columns]
         logits = self.model.logits(own)
         return logits, self.likeliest(logits), own
 

@@ -124,23 +124,19 @@ def layouts_of(model: PreTrainedModel, layers: AttentionLayers) -> list[Layout]:
     ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     if layers.prefix:
         states = torch.zeros(1, 2, size_of_encoded(model), dtype=model.dtype, device=model.device)
-        given = {layers.cache_name: EncoderDecoderCache(cache, cross)} | layers.encoded(states, torch.ones_like(ids), width=2)
+        given = {layers.cache_name: EncoderDecoderCache(cache, cross)} | layers.encoded(2, states, torch.ones_like(ids))
     with torch.no_grad():
         model(use_cache=True, **{f"{layers.prefix}input_ids": ids}, **given)
     adds_products, layouts = not calls(model, "mamba_selective_scan"), list[Layout]()
     for layer, encoded_layer in itertools.zip_longest(cache.layers, cross.layers):
         held = states_of(layer) if isinstance(layer, LinearAttentionLayer) else []
-        states = [(kind, i, state) for kind, by_index in held for i, state in by_index.items() if state is not None]
-        layouts.append(
-            Layout(
-                _shapes_of_keys(layer),
-                tuple(
-                    StateLayout(kind, index, tuple(state.shape[1:]), state.dtype, kind == "recurrent" and adds_products)
-                    for kind, index, state in states
-                ),
-                _shapes_of_keys(encoded_layer),
-            )
-        )
+        states = [
+            StateLayout(kind, index, tuple(state.shape[1:]), state.dtype, kind == "recurrent" and adds_products)
+            for kind, by_index in held
+            for index, state in by_index.items()
+            if state is not None
+        ]
+        layouts.append(Layout(_shapes_of_keys(layer), tuple(states), _shapes_of_keys(encoded_layer)))
     # Older transformers do not list layers that read the keys of others.
     return layouts + [Layout()] * (layers.config.num_hidden_layers - len(layouts))
 

@@ -177,14 +177,12 @@ class UniversalModel(CachedModel):
             note_positions(self.model, self.original)
         before = dict(self.kwargs)
         self._update(outputs)
+        both = {name: (before.get(name), value) for name, value in self.kwargs.items() if isinstance(value, Tensor)}
         #: what grows by one a token, and along which dimension
         self.grown = {
-            name: next(d for d in range(value.ndim) if value.shape[d] != before[name].shape[d])
-            for name, value in self.kwargs.items()
-            if isinstance(value, Tensor)
-            and isinstance(before.get(name), Tensor)
-            and value.ndim == before[name].ndim
-            and value.shape != before[name].shape
+            name: next(d for d in range(new.ndim) if new.shape[d] != old.shape[d])
+            for name, (old, new) in both.items()
+            if isinstance(old, Tensor) and old.ndim == new.ndim and old.shape != new.shape
         }
         self.known = self.width + 1  # columns that the growing inputs cover
         self.covered = self.width

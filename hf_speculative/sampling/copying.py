@@ -21,18 +21,8 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizer
 
 #: types that copies share at any depth: generation does not change them, or they exist to be shared
 SHARED = (
-    nn.Module,
-    nn.Parameter,
-    PreTrainedTokenizerBase,
-    types.ModuleType,
-    type(threading.Lock()),
-    type(threading.RLock()),
-    threading.Event,
-    threading.Condition,
-    threading.Thread,
-    io.IOBase,
-    PreTrainedConfig,
-    GenerationConfig,
+    *(nn.Module, nn.Parameter, PreTrainedTokenizerBase, PreTrainedConfig, GenerationConfig, types.ModuleType, io.IOBase),
+    *(type(threading.Lock()), type(threading.RLock()), threading.Event, threading.Condition, threading.Thread),
 )
 #: methods by which engines of grammars copy their matchers
 COPIERS = ("fork", "deep_copy")
@@ -123,10 +113,8 @@ def check_apart(processors: list, criteria: list) -> None:
         return
     of_processors, of_criteria = ({id(value): value for value in _changeable(part)} for part in own)
     for key in of_processors.keys() & of_criteria.keys():
-        raise CannotCopy(
-            f"`logits_processor` and `stopping_criteria` share an object of type {type(of_criteria[key]).__name__}, of which "
-            "no copy serves both: let each have its own."
-        )
+        shared = f"an object of type {type(of_criteria[key]).__name__}, of which no copy serves both"
+        raise CannotCopy(f"`logits_processor` and `stopping_criteria` share {shared}: let each have its own.")
 
 
 def _changeable(parts: list) -> list:
@@ -138,17 +126,11 @@ def _changeable(parts: list) -> list:
             continue
         seen.add(id(value))
         todo += gc.get_referents(value)
-        if isinstance(value, CHANGING) or (_has_attributes(value) and not _is_frozen(value)):
+        has_attributes = getattr(value, "__dict__", None) or copyreg._slotnames(type(value))  # type: ignore[attr-defined]
+        is_frozen = is_dataclass(value) and value.__dataclass_params__.frozen  # type: ignore[union-attr]
+        if isinstance(value, CHANGING) or (has_attributes and not is_frozen):
             found.append(value)
     return found
-
-
-def _has_attributes(value) -> bool:
-    return bool(getattr(value, "__dict__", None) or copyreg._slotnames(type(value)))  # type: ignore[attr-defined]
-
-
-def _is_frozen(value) -> bool:
-    return is_dataclass(value) and value.__dataclass_params__.frozen  # type: ignore[union-attr]
 
 
 def check_alike(processors: list, batch_size: int) -> None:

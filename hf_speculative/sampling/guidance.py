@@ -48,11 +48,8 @@ class Guidance:
         prompt = prompt.expand(len(batch.rows), -1)
         mask = self.context["attention_mask"]
         mask = torch.ones_like(prompt) if mask is None else mask.expand_as(prompt)
-        kwargs = {
-            "attention_mask": mask,
-            CACHE: DynamicCache(config=self.model.config.get_text_config(decoder=True)),
-            "use_cache": True,
-        }
+        cache = DynamicCache(config=self.model.config.get_text_config(decoder=True))
+        kwargs = {"attention_mask": mask, CACHE: cache, "use_cache": True}
         self.batch = Batch(prompt, [0] * len(batch.rows), batch.max_length + prompt.shape[1])
         self.unconditional = UniversalModel(self.model, Inputs(prompt, GenerationConfig(), kwargs))
         self.prompt, self.has_begun = prompt, True

@@ -26,22 +26,13 @@ from ..hf_compat import logits_process as hf
 from ..types import Batch, Few, Guide
 from .guidance import Guidance
 from .likeliest import few_of, top_k_then_p, top_p
-from .prefixes import Prefixes, Reach
 from .stateful import Memories
-from .stateless import MEMORYLESS
+from .stateless import MEMORYLESS, Prefixes, Reach
 
 CONTEXT_FREE = (
-    hf.TemperatureLogitsWarper,
-    hf.TopKLogitsWarper,
-    hf.TopPLogitsWarper,
-    hf.TopHLogitsWarper,
-    hf.MinPLogitsWarper,
-    hf.TypicalLogitsWarper,
-    hf.EpsilonLogitsWarper,
-    hf.EtaLogitsWarper,
-    hf.InfNanRemoveLogitsProcessor,
-    hf.LogitNormalization,
-    hf.SuppressTokensLogitsProcessor,
+    *(hf.TemperatureLogitsWarper, hf.TopKLogitsWarper, hf.TopPLogitsWarper, hf.TopHLogitsWarper, hf.MinPLogitsWarper),
+    *(hf.TypicalLogitsWarper, hf.EpsilonLogitsWarper, hf.EtaLogitsWarper),
+    *(hf.InfNanRemoveLogitsProcessor, hf.LogitNormalization, hf.SuppressTokensLogitsProcessor),
 )
 #: rounds until few tokens are looked for again, after a round that had many
 REST = 8

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..hf_compat import version_of
 from ..types import Batch
 from .copying import ATOMS, SHARED, CannotCopy, check_alike, check_apart, clone
-from .prefixes import Prefixes
+from .stateless import Prefixes
 
 PLAIN = (int, float, complex, str, bytes, type(None))
 #: by object, by attribute: what tells whether it has changed

@@ -1,11 +1,9 @@
-"""Schedules, which choose the number of draft tokens, one file each."""
+"""Schedules, which choose the number of draft tokens."""
 
 from ..types import Costs
 from .adaptive import Adaptive
-from .best_nodes import BestNodes
-from .constant import Constant
-from .heuristic import Heuristic
-from .hybrid import HybridSchedule
+from .best_nodes import BestNodes, HybridSchedule
+from .heuristic import Constant, Heuristic
 from .round_costs import RoundCosts, Timed
 from .wrapped import AlignRows, ConfidenceStop
 

@@ -1,11 +1,19 @@
-"""transformers' heuristic: two tokens more after a draft that was accepted whole, one less after any other.
+"""transformers' schedules: a constant, and the heuristic of two tokens more after a whole draft, one less after any other.
 
-Each row has its own length, kept for one call: nothing is written to a model's config, so a seed gives the same tokens
-the first and the tenth time. Decisions depend on past rounds only, so the output stays exact.
+With the heuristic, each row has its own length, kept for one call: nothing is written to a model's config, so a seed gives the
+same tokens the first and the tenth time. Decisions depend on past rounds only, so the output stays exact.
 """
 
 from ..interfaces import Schedule
 from ..types import Round
+
+
+class Constant(Schedule):
+    def __init__(self, num_tokens: int):
+        self.num_tokens = num_tokens
+
+    def num_draft_tokens(self, row: int) -> int:
+        return self.num_tokens
 
 
 class Heuristic(Schedule):

@@ -117,15 +117,9 @@ def answer(
             if all(key in known for key in part):
                 continue
             torch.manual_seed(settings.seed + first + 1_000_003 * rank)
-            completions = generate_batches(
-                target,
-                [prompts[index] for index, _ in part],
-                batch_size=num_rows,
-                max_new_tokens=settings.max_new_tokens,
-                **how_drafted(target, settings.use),
-                **settings.use.generate_kwargs,
-                **keywords,
-            )
+            texts = [prompts[index] for index, _ in part]
+            how = how_drafted(target, settings.use) | settings.use.generate_kwargs | dict(keywords)
+            completions = generate_batches(target, texts, batch_size=num_rows, max_new_tokens=settings.max_new_tokens, **how)
             with closing(completions):
                 for completion in completions:
                     key = part[completion.index]
@@ -196,15 +190,9 @@ def write_prompts(
     watch(len(found), num_prompts)
     while len(found) < num_prompts:
         torch.manual_seed(settings.seed * 1_000_003 + len(found) + 10_007 * num_idle)
-        output = generate(
-            target,
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=TURN if is_chat else OPENING,
-            pad_token_id=opening[-1] if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
-            **how_drafted(target, USE),
-            **USE.generate_kwargs,
-        )
+        pad = opening[-1] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        how = {"max_new_tokens": TURN if is_chat else OPENING} | how_drafted(target, USE) | USE.generate_kwargs
+        output = generate(target, ids, attention_mask=torch.ones_like(ids), pad_token_id=pad, **how)
         texts = [_text(row, tokenizer, is_chat) for row in output[:, len(opening) :].tolist()]
         new = list(dict.fromkeys(text for text in texts if text is not None and text not in found))
         found |= dict.fromkeys(new[: num_prompts - len(found)])

@@ -71,10 +71,8 @@ def read_data(
             first_of.setdefault(tuple(ids), index)
     unique = {index: list(ids) for ids, index in first_of.items()}
     if len(unique) < 2:
-        raise ValueError(
-            f"`dataset` has {len(unique)} prompt that can be used, of {len(rows)} rows: 2 or more are needed."
-            f"{_first(found.bad_rows)}"
-        )
+        usable = f"{len(unique)} prompt that can be used, of {len(rows)} rows"
+        raise ValueError(f"`dataset` has {usable}: 2 or more are needed.{_first(found.bad_rows)}")
     num_held_out = max(1, min(held_out, int(HELD_OUT_SHARE * len(unique))))
     digests = {index: hashlib.sha256(json.dumps(ids).encode()).digest() for index, ids in unique.items()}
     chosen = sorted(digests, key=digests.__getitem__)[:num_held_out]

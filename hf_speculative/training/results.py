@@ -106,10 +106,9 @@ class Trained:
         """
         for name, value in json.loads(json.dumps(settings)).items():
             if name not in MAY_CHANGE and self.settings.get(name) != value:
-                raise ValueError(
-                    f"`output={str(self.folder)!r}` holds a run whose {name} is {self.settings.get(name)!r} and not {value!r}: "
-                    "resume it as it was begun, or name another folder."
-                )
+                held = f"a run whose {name} is {self.settings.get(name)!r} and not {value!r}"
+                way_out = "resume it as it was begun, or name another folder"
+                raise ValueError(f"`output={str(self.folder)!r}` holds {held}: {way_out}.")
 
     @classmethod
     def read(cls, folder: Path) -> "Trained":

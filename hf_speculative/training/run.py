@@ -26,16 +26,15 @@ from ..reports.formats import plural
 from ..reports.timing import timed
 from ..tokenizers.chat import chat_keywords, speaks_chat
 from ..tokenizers.loading import tokenizer_of
-from . import card, students
+from . import students, wording
 from .acceptance import Meter
 from .answers import PROMPTS, answer, header_of, read_answers, write_prompts
-from .arguments import defaults, last_checkpoint, step_of, texts_of_a_pass
 from .deadline import ANSWERING, MEASUREMENT, PROMPTING, Deadline, Pace, Watch, seconds_of
 from .prompts import Data, read_data
 from .results import FILE, Point, Trained, name_of, point_of
 from .settings import TABLES, Settings
 from .store import StoredTeacher
-from .trainer import DraftTrainer
+from .trainer import DraftTrainer, defaults, last_checkpoint, step_of, texts_of_a_pass
 from .warm_tables import learn_tables
 
 ANSWERS, CHECKPOINTS = "answers.jsonl", "checkpoints"
@@ -161,19 +160,13 @@ class Run:
         name = f"{name_of(self.target)} {fingerprint(self.target)}"
         header = header_of(name, Prompts(prompts).digest, settings)
         path = self.folder / (f"{ANSWERS}.rank{rank}" if rank else ANSWERS)
+        watch, share, others = self.watch.count, (rank, count), self._journals()
+
+        def is_over() -> bool:
+            return self.before is not None or self.deadline.has_passed(ANSWERING)
+
         with self._decodes_fast():
-            answer(
-                self.target,
-                prompts,
-                settings,
-                path,
-                header,
-                others=self._journals(),
-                watch=self.watch.count,
-                share=(rank, count),
-                is_over=lambda: self.before is not None or self.deadline.has_passed(ANSWERING),
-                keywords=self.ends,
-            )
+            answer(self.target, prompts, settings, path, header, watch, share, others, is_over, keywords=self.ends)
         self.processes.gather([])  # all have written theirs
         found = {key: ids for path in self._journals() for key, ids in read_answers(path, header).items()}
         examples = [Example(tuple(prompts[index]), ids) for (index, _), ids in sorted(found.items())]
@@ -281,7 +274,7 @@ class Run:
         if self.processes.rank == 0:
             save()
             result.write()
-            card.write(result)
+            wording.write(result)
         return result
 
     def _trainer(self, num_steps: int, every: int, is_new: bool = True) -> DraftTrainer:
@@ -289,29 +282,15 @@ class Run:
         chosen = defaults(settings, self.folder / CHECKPOINTS, num_steps, every, device, count)
         args = TrainingArguments(**chosen | {"eval_on_start": is_new} | self.arguments)
         keep_to_one_device(args)
-        trainer = DraftTrainer(
-            self.student,
-            self.teacher,
-            settings.loss,
-            settings.use,
-            self._meter(),
-            args=args,
-            train_dataset=self.examples,
-            data_collator=self.collator,
-        )
+        parts = self.student, self.teacher, settings.loss, settings.use, self._meter()
+        trainer = DraftTrainer(*parts, args=args, train_dataset=self.examples, data_collator=self.collator)
         trainer.remove_callback(PrinterCallback)  # a bar, if anything, shows how it goes
         return trainer
 
     def _meter(self) -> Meter:
-        settings = self.settings
-        return Meter(
-            self.data.held_out,
-            settings,
-            min(settings.draft_tokens, self.most_draft_tokens or settings.draft_tokens),
-            most_seconds=MEASUREMENT * self.deadline.seconds,
-            processes=self.processes,
-            ends=self.ends,
-        )
+        settings, most_seconds = self.settings, MEASUREMENT * self.deadline.seconds
+        num_tokens = min(settings.draft_tokens, self.most_draft_tokens or settings.draft_tokens)
+        return Meter(self.data.held_out, settings, num_tokens, most_seconds, processes=self.processes, ends=self.ends)
 
     def _num_steps(self, num_done: int) -> int:
         """Of the whole run, `num_done` of an earlier command included."""
@@ -322,24 +301,16 @@ class Run:
         return self.processes.gather([num_done + self.deadline.num_steps(self.step_seconds)])[0]  # each has a clock
 
     def _result(self, num_steps: int) -> Trained:
-        return Trained(
-            folder=self.folder,
-            target=name_of(self.target),
-            kind=self.kind,
-            settings=self.settings.to_dict(),
-            data={
-                "source": self.source,
-                "num_prompts": len(self.data.prompts),
-                "num_held_out": len(self.data.held_out),
-                "num_answers": len(self.examples),
-                "num_tokens": sum(len(example.new_ids) for example in self.examples),
-                "num_repeated": self.data.num_repeated,
-                "num_bad_rows": len(self.data.bad_rows),
-                "are_generated": not self.data.answers,
-                "is_chat": self.is_chat,
-            },
-            environment=environment(self.target),
-            num_parameters=self.num_parameters,
-            num_steps=num_steps,
-            untrained=self.untrained,
-        )
+        data = {
+            "source": self.source,
+            "num_prompts": len(self.data.prompts),
+            "num_held_out": len(self.data.held_out),
+            "num_answers": len(self.examples),
+            "num_tokens": sum(len(example.new_ids) for example in self.examples),
+            "num_repeated": self.data.num_repeated,
+            "num_bad_rows": len(self.data.bad_rows),
+            "are_generated": not self.data.answers,
+            "is_chat": self.is_chat,
+        }
+        about = self.folder, name_of(self.target), self.kind, self.settings.to_dict(), data, environment(self.target)
+        return Trained(*about, num_parameters=self.num_parameters, num_steps=num_steps, untrained=self.untrained)

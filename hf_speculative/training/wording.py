@@ -1,18 +1,26 @@
-"""What the card says: words and tables."""
+"""A draft's card, its words and tables."""
 
 import itertools
 import shlex
 from pathlib import Path
 
+from markupsafe import Markup
+
 from ..command.arguments import Reading
 from ..embedded.examples import short_name
 from ..hub import card_text
+from ..hub.card_text import without_folders
+from ..hub.readme import edit, escaped, render, with_tags
 from ..measuring import plan
+from ..measuring.render import markdown
 from ..measuring.render.result_table import DASH, Line, Table
 from ..names import EXAMPLES
+from ..reports import files
 from ..reports.formats import number, percent, plural
 from .acceptance import GREEDY, SAMPLED
 from .results import EMBEDDED_TARGET, Point, Trained
+
+TAGS = ["speculative-decoding", "draft-model"]
 
 
 def way_name(result: Trained, way: str) -> str:
@@ -129,3 +137,31 @@ def usage(result: Trained) -> str:
     names = (result.target, result.folder)
     target, folder = (short(name) if Path(name).is_absolute() else str(name) for name in names)
     return card_text.usage(target, bool(result.data.get("is_chat")), folder)
+
+
+def write(result: Trained) -> None:
+    """Writes README.md beside the draft; a section of ours in one that is there already."""
+    path = result.folder / "README.md"
+    existing = path.read_bytes().decode() if path.exists() else ""
+    files.write(path, text(result, existing))
+
+
+def text(result: Trained, existing: str = "") -> str:
+    where = result.environment
+    versions = ", ".join(f"{name} {where[name]}" for name in ("hf_speculative", "transformers", "torch", "python"))
+    body = render(
+        "training/card.md",
+        target=short(result.target),
+        kind=result.kind[:1].upper() + result.kind[1:],
+        summary=summary(result),
+        usage=usage(result),
+        table=Markup("\n".join(markdown.of_table(acceptance(result), "decoding"))),
+        curve=Markup("\n".join(markdown.of_table(curve(result), "steps"))),
+        facts=facts(result),
+        hardware=f"{where['device']}; cores: {where['cores']}, threads: {where['threads']}; {versions}",
+        command=without_folders(where["command"]),
+    )
+    is_folder = Path(result.target).is_absolute()  # of this machine, which means nothing to others
+    target = None if is_folder else result.target
+    title = escaped(f"{short(result.folder)}, a draft for {short(result.target)}")
+    return edit(existing, "training", title, body, lambda metadata: with_tags(metadata, TAGS, target))

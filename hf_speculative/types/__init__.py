@@ -3,10 +3,6 @@
 `batch` is the number of rows still running, `k` the widest proposal of the round, `vocab` the target's vocabulary.
 """
 
-from .batch import NO_TOKEN, Batch, Draft, along_path, columns_from
-from .few import Few, dense
-from .guide import Guide
-from .prefixes import Prefix, shared_prefixes
-from .rounds import Appended, Costs, NoDistribution, Round, Verdict
-from .transfers import read_later, uploaded
+from .batch import NO_TOKEN, Batch, Draft, Guide, Prefix, along_path, columns_from, shared_prefixes
+from .rounds import Appended, Costs, Few, NoDistribution, Round, Verdict, dense, read_later, uploaded
 from .tree import Nodes, Tree

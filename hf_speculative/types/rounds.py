@@ -1,11 +1,39 @@
-"""Records of rounds, and their costs."""
+"""Records of rounds, their costs, and copies between host and device without waiting.
 
-from dataclasses import dataclass, field
+A round reads from the device once, in `Batch.append`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from math import inf, nan
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
-from .few import Few, dense
+#: a probability of 1 where it is read from the device as a whole number
+UNIT = 2**24
+
+
+def in_units(values: Tensor) -> Tensor:
+    """Probabilities among whole numbers: all that a round reads is int64, and read at once."""
+    return (values.float().nan_to_num(0) * UNIT).long()
+
+
+def uploaded(values: Sequence, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers of the host as a tensor on `device`.
+
+    `torch.tensor(values, device=...)` waits until a GPU has done all work it was given before. This does not: CUDA takes the
+    values into a buffer of its own at once. Other devices may read them later, when they may be gone.
+    """
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=device.type == "cuda")
+
+
+def read_later(tensor: Tensor) -> Tensor:
+    """A copy of `tensor` on the host, which is complete once anything else has been read from its device."""
+    return tensor.to("cpu", non_blocking=tensor.device.type == "cuda")
 
 
 class NoDistribution(RuntimeError):
@@ -137,3 +165,37 @@ class Costs:
             return 1.0
         uneven = self.uneven[min(nodes, len(self.uneven)) - 1] if nodes and self.uneven else 0.0
         return 1 + self.start + self.draft * passes + self.verify * nodes + self.level * levels + uneven
+
+
+@dataclass(frozen=True)
+class Few:
+    """Numbers of few tokens, in the place of a tensor over the vocabulary.
+
+    Attributes:
+        values: `(..., n + 1)`, of `ids`, and a last one that stands for all other tokens: -inf as a score, 0 as a probability.
+        ids: `(n,)` int64, in order.
+        vocab_size: of the whole.
+    """
+
+    values: Tensor
+    ids: Tensor
+    vocab_size: int
+
+    def __getitem__(self, index) -> Few:
+        """Some of the positions."""
+        return replace(self, values=self.values[index])
+
+    def places(self, tokens: Tensor) -> Tensor:
+        """Where the values of `tokens` are."""
+        places = torch.searchsorted(self.ids, tokens.contiguous())
+        is_among = functional.pad(self.ids, (0, 1), value=-1)[places] == tokens
+        return places.where(is_among, len(self.ids))
+
+
+def dense(found: Tensor | Few) -> Tensor:
+    """The same over the whole vocabulary: `(..., vocab)`."""
+    if isinstance(found, Tensor):
+        return found
+    values = found.values
+    whole = values[..., -1:].expand(*values.shape[:-1], found.vocab_size).clone()
+    return whole.index_copy_(-1, found.ids, values[..., :-1])

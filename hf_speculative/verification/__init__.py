@@ -2,10 +2,9 @@
 
 from ..interfaces import Rule
 from .block import BlockVerification
-from .measured import Measured
-from .narrowed import Narrowed
 from .sampled import SampledVerification
 from .token import TokenVerification
+from .wrapped import Measured, Narrowed
 
 #: by the names that `rule=` takes
 RULES: dict[str, type[Rule]] = {"token": TokenVerification, "block": BlockVerification, "sampled": SampledVerification}

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..interfaces import Sampler
 from ..types import Draft, Tree, Verdict
-from .paths import path_of, product_along
-from .residual import LosslessRule, is_proposed, probability_of
+from .residual import LosslessRule, is_proposed, path_of, probability_of, product_along
 
 
 class SampledVerification(LosslessRule):

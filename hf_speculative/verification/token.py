@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ..interfaces import Sampler
 from ..types import Draft, Tree, Verdict
-from .paths import path_of, product_along, take_turns
-from .residual import LosslessRule, draw_at, draw_next_token, is_proposed, probability_of
+from .residual import LosslessRule, draw_at, draw_next_token, is_proposed, path_of, probability_of, product_along, take_turns
 
 
 class TokenVerification(LosslessRule):

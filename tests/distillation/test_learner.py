@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 import hf_speculative as hs
-from hf_speculative.distillation import held_out, learner as module
+from hf_speculative.distillation import followed, learner as module
 from hf_speculative.distillation.sampling_params import SamplingParams
 from hf_speculative.serving.engine import Engine
 from tests.support import lessons, tiny
@@ -282,8 +282,8 @@ def test_nothing_is_judged_by_what_is_learned(target):
 
 
 def test_the_last_prompts_are_remembered(monkeypatch):
-    monkeypatch.setattr(held_out, "MOST_PROMPTS", 4)
-    is_held_out = held_out.HeldOut()
+    monkeypatch.setattr(followed, "MOST_PROMPTS", 4)
+    is_held_out = followed.HeldOut()
     assert [is_held_out([number]) for number in range(20)] == [number % 5 == 1 for number in range(20)]
     assert len(is_held_out.known) == 4 and is_held_out([16]) and not is_held_out([19])
 
@@ -430,7 +430,7 @@ def test_an_interrupted_step_leaves_no_gradients(target, monkeypatch):
 
 
 def test_prompts_that_are_known_are_few():
-    chosen = held_out.HeldOut()
-    chosen.known = {-number: False for number in range(1, held_out.MOST_PROMPTS + 2)}  # two threads were there at once
+    chosen = followed.HeldOut()
+    chosen.known = {-number: False for number in range(1, followed.MOST_PROMPTS + 2)}  # two threads were there at once
     chosen([5])
-    assert len(chosen.known) == held_out.MOST_PROMPTS
+    assert len(chosen.known) == followed.MOST_PROMPTS

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative.distillation import recorded
-from hf_speculative.distillation.recorded import lesson_of
+from hf_speculative.distillation import followed
+from hf_speculative.distillation.followed import lesson_of
 from hf_speculative.distillation.teacher import Collator
 from hf_speculative.serving.engine import Engine
 from tests.support import heads, lessons, tiny
@@ -164,7 +164,7 @@ def test_calls_with_another_draft(target, kind, other):
 def test_an_error_ends_recording_and_not_the_call(target, monkeypatch):
     expected = target.generate(**prompts(2), max_new_tokens=8, do_sample=False)
     learner = learner_of(target, "eagle3")
-    monkeypatch.setattr(recorded.Recording, "end_round", lambda self, batch: 1 / 0)
+    monkeypatch.setattr(followed.Recording, "end_round", lambda self, batch: 1 / 0)
     with pytest.warns(UserWarning, match="learns no more, and is used as it is: ZeroDivisionError"):
         found = target.generate(**prompts(2), max_new_tokens=8, do_sample=False)
     assert torch.equal(found, expected)

@@ -6,7 +6,7 @@ from transformers import LogitsProcessor, NoRepeatNGramLogitsProcessor, Repetiti
 
 import hf_speculative as hs
 from hf_speculative.drafting import DFlash, DraftModel, DynamicTreeDrafter
-from hf_speculative.drafting.nodes import Levels
+from hf_speculative.drafting.dynamic_tree import Levels
 from hf_speculative.models import RaggedModel
 from hf_speculative.sampling.samplers import SHARPNESS
 from hf_speculative.schedules import ConfidenceStop, Constant

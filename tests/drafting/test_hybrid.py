@@ -9,7 +9,7 @@ from hf_speculative import SpeculativeConfig
 from hf_speculative.call.options import read_options
 from hf_speculative.call.sources import source_of
 from hf_speculative.drafting import DynamicTreeDrafter, TreeDrafter
-from hf_speculative.drafting.nodes import MergedTree
+from hf_speculative.drafting.dynamic_tree import MergedTree
 from hf_speculative.schedules import Adaptive, Constant, Costs, HybridSchedule
 from hf_speculative.types import Batch
 from tests.support import distributions, tiny

@@ -6,7 +6,7 @@ import pytest
 
 from hf_speculative import SpeculativeConfig
 from hf_speculative.drafting import DraftModel, DynamicTreeDrafter, HybridDrafter, PromptSuffix, Recycling, TreeDrafter
-from hf_speculative.drafting.nodes import MergedTree, united
+from hf_speculative.drafting.dynamic_tree import MergedTree, united
 from hf_speculative.models import RaggedModel
 from hf_speculative.schedules import Adaptive, Constant, Costs, HybridSchedule
 from hf_speculative.types import Nodes

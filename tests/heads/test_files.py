@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from hf_speculative.heads import load_head
-from hf_speculative.heads.files import HeadFiles
+from hf_speculative.heads.layout import HeadFiles
 
 TENSORS = {"fc.weight": torch.arange(6.0).view(2, 3), "d2t": torch.tensor([1, 2])}
 

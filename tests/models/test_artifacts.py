@@ -20,8 +20,6 @@ import hf_speculative as hs
 from hf_speculative.call import learned
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.models import RaggedModel, artifacts, attention, execution, exported, pieces, pool, traced
-from hf_speculative.models.bound import PassOfPieces
-from hf_speculative.models.execution import Execution
 from tests.architectures.check import build
 from tests.architectures.inputs import prompts
 from tests.support import heads, tiny
@@ -29,7 +27,7 @@ from tests.support.cases import RECURRENT, a_third, slow_but
 from tests.support.plain import agrees, same_as_plain, takes_lanes
 
 SETTINGS = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": 16}
-COMPILED = Execution(compile=True)
+COMPILED = execution.Execution(compile=True)
 
 
 @pytest.fixture
@@ -66,7 +64,7 @@ def test_one_file_a_model_serves_all_batches_widths_and_lengths(target, draft, e
     assert emulated.num_files == 3, "what comes before layers, a layer, what follows"
     assert {columns for _, columns in emulated.runs} >= {1, 2, 4} and {rows for rows, _ in emulated.runs} >= {1, 2, 3}
     assert (3, 12) in emulated.runs, "prompts as well, in which shorter rows feed filler"
-    monkeypatch.setattr("hf_speculative.models.ahead.MAX_COLUMNS", 11)
+    monkeypatch.setattr("hf_speculative.models.static.MAX_COLUMNS", 11)
     emulated.runs.clear()
     assert_equals_plain(target, draft, True)
     assert max(columns for _, columns in emulated.runs) == 4, "a longer prompt runs eagerly"
@@ -269,7 +267,7 @@ class TestWhatCannotBeCompiled:
         assert emulated.num_made == 2, "in pieces, and then as a whole"
         with pytest.warns(UserWarning, match="not compiled, and run eagerly: Differs: other logits"):
             assert type(execution.ragged_model(target, execution=COMPILED)) is RaggedModel
-        assert type(execution.ragged_model(target, execution=Execution(compile="auto"))) is RaggedModel
+        assert type(execution.ragged_model(target, execution=execution.Execution(compile="auto"))) is RaggedModel
 
     def test_a_disk_that_is_full_and_a_folder_that_cannot_be_written_to(self, target, emulated, tmp_path, monkeypatch):
         monkeypatch.setattr(artifacts.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**25))
@@ -382,9 +380,10 @@ class TestWhatCannotBeCompiled:
                 found[place == 0] = (factor * found[place == 0]).to(found[place == 0].dtype)
             return found
 
-        passes = PassOfPieces([partial(run, part) for part in files.parts], files.whole.num_places, (), files.whole.layouts)
+        runs, whole = [partial(run, part) for part in files.parts], files.whole
+        passes = exported.PassOfPieces(runs, whole.num_places, (), whole.layouts)
         with torch.no_grad(), pytest.raises(exported.Differs, match=message) if message else nullcontext():
-            exported.check(passes, files.whole, files.parts)
+            exported.check(passes, whole, files.parts)
 
 
 HEADS = ("llama", "reduced vocabulary", "sliding windows", "eagle 3.1", "parallel")

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hf_speculative as hs
-from hf_speculative.models import artifact_process, artifacts, bound, exported, native, pool
+from hf_speculative.models import artifact_process, artifacts, exported, native, pool
 from hf_speculative.models.linears import num_by_kernel
 from tests.support import tiny
 from tests.support.execution import run_as
@@ -142,5 +142,5 @@ def test_weights_are_let_go_while_fake_tensors_are_made():
     """As by the garbage collector, while another model is compiled."""
     weight = torch.zeros(4, 4)
     with FakeTensorMode():
-        bound._empty([weight])
+        exported._empty([weight])
     assert weight.numel() == 0

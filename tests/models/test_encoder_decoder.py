@@ -11,8 +11,8 @@ from transformers import WhisperForCausalLM
 import hf_speculative as hs
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.models import Inputs, artifacts, choose, choose_for, max_positions_of, pool, prepared_inputs, replays
-from hf_speculative.models.bound import BoundPass, PassOfPieces
-from hf_speculative.models.encoder_decoder import EncoderDecoderModel
+from hf_speculative.models.exported import BoundPass, PassOfPieces
+from hf_speculative.models.multimodal import EncoderDecoderModel
 from hf_speculative.types import Batch
 from tests.architectures.check import build
 from tests.architectures.inputs import prompts

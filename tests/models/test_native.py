@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from hf_speculative.models import native
-from hf_speculative.models.folder import FOLDER
+from hf_speculative.models.described import FOLDER
 from hf_speculative.models.native import WIDE
 
 has_kernel = pytest.mark.skipif(not native.has_kernel(), reason="the kernel cannot be built on this machine")

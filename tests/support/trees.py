@@ -8,7 +8,7 @@ import torch
 import hf_speculative as hs
 from hf_speculative.hf_compat import CACHE, tree_map_only
 from hf_speculative.models import Inputs, RaggedModel
-from hf_speculative.models.encoder_decoder import EncoderDecoderModel
+from hf_speculative.models.multimodal import EncoderDecoderModel
 from hf_speculative.models.positions import counts_itself
 from hf_speculative.types import Batch, Tree, along_path
 from tests.support import tiny

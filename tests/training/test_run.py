@@ -14,7 +14,7 @@ from transformers import TrainingArguments
 
 import hf_speculative as hs
 from hf_speculative.distillation.sampling_params import SamplingParams
-from hf_speculative.training import arguments, card as cards, deadline, trainer as trainer_module, wording
+from hf_speculative.training import deadline, trainer as trainer_module, wording
 from hf_speculative.training.acceptance import Meter
 from hf_speculative.training.deadline import Watch
 from hf_speculative.training.results import Point, Trained
@@ -153,7 +153,7 @@ def test_card(trained):
     assert f"draft_model={result.folder.name!r}" in card and str(result.folder.parent) not in card.split("```sh")[0]
     assert all(f"| {cell} |" in card for cell in ("greedy, before", "temperature 1, after", "steps | greedy"))
     assert "10 prompts, 2 more held out" in card
-    assert cards.text(result, card).count("## A draft for") == 1, "a section of its own, written anew"
+    assert wording.text(result, card).count("## A draft for") == 1, "a section of its own, written anew"
 
 
 def test_a_stopped_run_goes_on(trained, learn, tmp_path, monkeypatch):
@@ -189,7 +189,7 @@ def test_a_folder_that_is_full_keeps_its_checkpoints(trained, learn, tmp_path, m
     monkeypatch.setattr(type(trained[0]), "save_pretrained", full)
     with pytest.raises(OSError, match=r"No space left on device.*the checkpoints before are whole"):
         learn(trained[0], tmp_path)
-    assert arguments.last_checkpoint(tmp_path / "checkpoints") is None
+    assert trainer_module.last_checkpoint(tmp_path / "checkpoints") is None
 
 
 def test_answers_of_the_data_set_are_taken(tokenizer, tmp_path):

@@ -9,7 +9,7 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.sampling.samplers import Greedy, Independent
-from hf_speculative.verification import RULES, BlockVerification, SampledVerification, TokenVerification, paths, sampled
+from hf_speculative.verification import RULES, BlockVerification, SampledVerification, TokenVerification, residual, sampled
 from tests.support import trees
 from tests.support.branching import (
     BY_DISTRIBUTION,
@@ -204,7 +204,7 @@ def test_control_guesses_judged_as_if_drawn_are_caught(rule):
 @pytest.mark.parametrize("rule", BY_DISTRIBUTION)
 def test_control_a_residual_forgotten_is_caught(rule, monkeypatch):
     p, q = pair(0)
-    right = paths.take_turns
+    right = residual.take_turns
 
     def forgets(draft, tree, target_probs, pass_on):
         return replace(right(draft, tree, target_probs, pass_on), residual=target_probs)

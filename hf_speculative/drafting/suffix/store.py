@@ -165,10 +165,8 @@ class SuffixStore:
         """
         known = self._vocab_size or vocab_size
         if self._largest_id >= vocab_size or not is_padding(known, vocab_size):
-            raise ValueError(
-                f"the suffix store is for another tokenizer: it holds token {self._largest_id}, of a vocabulary of {known}, "
-                f"and the model's has {vocab_size}: use a store of its own for this model."
-            )
+            held = f"it holds token {self._largest_id}, of a vocabulary of {known}, and the model's has {vocab_size}"
+            raise ValueError(f"the suffix store is for another tokenizer: {held}: use a store of its own for this model.")
         self._vocab_size = known
 
     def save(self, path: str | os.PathLike) -> None:
@@ -216,10 +214,9 @@ class SuffixStore:
         store = cls(tokenizer)
         written, own = settings["_vocabulary"], store._vocabulary
         if written and own and written != own:
-            raise ValueError(
-                f"{name} was written with another tokenizer than the {type(tokenizer).__name__} given, so that its ids mean "
-                "other texts: give the one it was written with, or fill a new store."
-            )
+            reason = f"{name} was written with another tokenizer than the {type(tokenizer).__name__} given"
+            way_out = "give the one it was written with, or fill a new store"
+            raise ValueError(f"{reason}, so that its ids mean other texts: {way_out}.")
         vars(store).update(settings | {"_vocabulary": own or written})
         if len(tokens):
             store._append(tokens, (ends - starts).tolist())
