@@ -59,8 +59,8 @@ def source_of(argument: str, value, options: dict[str, Any] | None = None) -> Dr
     if not isinstance(drafter, DraftSource):
         own = _one_source_of(argument, drafter, options)
     else:
-        given = _given(type(drafter), options) if is_dataclass(drafter) else {}
-        own = replace(drafter, **given) if given else drafter
+        given: dict[str, Any] = _given(type(drafter), options) if is_dataclass(drafter) else {}
+        own = replace(drafter, **given) if given else drafter  # type: ignore[type-var]
     return own if guesses is None else HybridSource(cast(texts.GuessingSource, guesses), own)
 
 
