@@ -10,10 +10,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.text import Text
 
-from ..command.arguments import GRAMMAR, ExactMachine, Machine, option, raw_setting, target_option
 from ..command.checks import check_file, check_models, numbers
 from ..command.loading import load_pair, load_target
-from ..command.settings import setting, with_settings
+from ..command.settings import GRAMMAR, ExactMachine, Machine, option, raw_setting, setting, target_option, with_settings
 from ..command.terminal import loading
 from .defaults import BATCH_SIZES, SECONDS
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from ..command.arguments import DTYPES, Machine, option, target_option
 from ..command.checks import check_models
 from ..command.interrupts import ends_at_once
 from ..command.loading import load_pair
-from ..command.settings import check_ranges, setting, with_settings
+from ..command.settings import DTYPES, Machine, check_ranges, option, setting, target_option, with_settings
 from ..command.terminal import loading
 
 

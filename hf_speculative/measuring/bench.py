@@ -15,12 +15,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..call.option_table import DRAFTS
 from ..tokenizers.chat import around_a_turn, speaks_chat
 from .calls import assisted, compiled
-from .drafts import NamedDraft
+from .decoder import out_of_memory
 from .methods import DEFAULT_METHODS, METHODS
 from .results import Evaluation
 from .run import evaluate
-from .runner import out_of_memory
-from .settings import Setting
+from .settings import NamedDraft, Setting
 from .suites import CATEGORY, TURNS
 
 #: modules of the standard library whose source is the built-in text

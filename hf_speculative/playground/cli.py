@@ -8,11 +8,10 @@ from typing import Any
 from rich.console import Console
 
 from ..call.option_table import DRAFTS
-from ..command.arguments import Machine, option, raw_setting, target_option
 from ..command.checks import check_models
 from ..command.loading import load_pair
 from ..command.prompts import built_in_prompts
-from ..command.settings import setting, with_settings
+from ..command.settings import Machine, option, raw_setting, setting, target_option, with_settings
 from ..command.terminal import loading, warn_of_host
 
 #: for the embedded pair, which repeats itself without the penalty

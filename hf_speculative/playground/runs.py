@@ -14,8 +14,7 @@ from ..call.option_table import DRAFTS
 from ..call.prompts import prompt_ids
 from ..call.statistics import Statistics
 from ..generation import generate, generate_rounds
-from ..grammar.call import with_grammar
-from ..grammar.processor import Walk
+from ..grammar.processor import Walk, with_grammar
 from ..models.model_state import alone
 from ..tokenizers import chat
 from ..tokenizers.pieces import Pieces

@@ -8,10 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from ..command.arguments import Machine, option, target_option, with_drafting_options
 from ..command.checks import check_models, naming
 from ..command.loading import load_pair, loadable
-from ..command.settings import setting, with_settings
+from ..command.settings import Machine, option, setting, target_option, with_drafting_options, with_settings
 from ..command.terminal import loading, warn_of_host
 
 #: time for running answers to end after a signal to stop

@@ -15,7 +15,7 @@ from ..call.configuration import Options
 from ..call.parts import make_sampler
 from ..call.preparation import with_stop_strings
 from ..call.statistics import RowStatistics
-from ..grammar.call import with_grammar
+from ..grammar.processor import with_grammar
 from ..hf_compat import CACHE
 from ..models import Inputs, device_of
 from ..sampling.logits_processors import Processors

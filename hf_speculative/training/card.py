@@ -4,9 +4,9 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from ..hub.card_text import without_folders
+from ..hub.card import without_folders
 from ..hub.readme import edit, escaped, render, with_tags
-from ..measuring.render import markdown
+from ..measuring.render.result_table import of_table
 from ..reports import files
 from . import wording
 from .results import Trained
@@ -30,8 +30,8 @@ def text(result: Trained, existing: str = "") -> str:
         kind=result.kind[:1].upper() + result.kind[1:],
         summary=wording.summary(result),
         usage=wording.usage(result),
-        table=Markup("\n".join(markdown.of_table(wording.acceptance(result), "decoding"))),
-        curve=Markup("\n".join(markdown.of_table(wording.curve(result), "steps"))),
+        table=Markup("\n".join(of_table(wording.acceptance(result), "decoding"))),
+        curve=Markup("\n".join(of_table(wording.curve(result), "steps"))),
         facts=wording.facts(result),
         hardware=f"{where['device']}; cores: {where['cores']}, threads: {where['threads']}; {versions}",
         command=without_folders(where["command"]),

@@ -8,11 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..command.arguments import DATA, Machine, Reading
 from ..command.checks import check_data, check_models
 from ..command.interrupts import STOPPED, ends_at_once
 from ..command.loading import load_embedded, load_target
-from ..command.settings import setting, with_settings
+from ..command.settings import DATA, Machine, Reading, setting, with_settings
 from ..command.terminal import loading
 from .settings import HOW, Settings
 
@@ -72,7 +71,7 @@ def train_command(settings: Options) -> None:
     """
     options = settings
     with ends_at_once():
-        from ..measuring.processes import is_first_process
+        from ..measuring.plan import is_first_process
         from ..measuring.render.screen import print_table
         from . import train, wording
         from .deadline import Watch

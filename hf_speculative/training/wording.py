@@ -4,9 +4,9 @@ import itertools
 import shlex
 from pathlib import Path
 
-from ..command.arguments import Reading
-from ..embedded.examples import short_name
-from ..hub import card_text
+from ..command.settings import Reading
+from ..embedded import short_name
+from ..hub.card import usage as usage_of_pair
 from ..measuring import plan
 from ..measuring.render.result_table import DASH, Line, Table
 from ..names import EXAMPLES
@@ -128,4 +128,4 @@ def usage(result: Trained) -> str:
     """Lines to paste. A folder of this machine is named without those around it, which others do not have."""
     names = (result.target, result.folder)
     target, folder = (short(name) if Path(name).is_absolute() else str(name) for name in names)
-    return card_text.usage(target, bool(result.data.get("is_chat")), folder)
+    return usage_of_pair(target, bool(result.data.get("is_chat")), folder)

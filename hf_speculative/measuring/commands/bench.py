@@ -13,11 +13,10 @@ import typer
 from rich.console import Console
 
 from ...call.option_table import DRAFTS, checked
-from ...command.arguments import Machine, option, raw_setting, target_option
 from ...command.checks import check_models, check_outputs, numbers
 from ...command.interrupts import STOPPED, ends_at_once
 from ...command.loading import load_pair
-from ...command.settings import check_ranges, setting, with_settings
+from ...command.settings import Machine, check_ranges, option, raw_setting, setting, target_option, with_settings
 from ...command.terminal import loading
 from ...reports import files
 from ..methods import DEFAULT_METHODS, METHODS
@@ -179,7 +178,7 @@ def _pair(settings: Options) -> "Pair":
     from ...embedded import HEAD
     from ...models.loading import load_model
     from ..bench import Pair
-    from ..drafts import NamedDraft
+    from ..settings import NamedDraft
 
     asked = (settings.model, settings.draft_model, settings.machine, ("--model", "--draft-model"))
     target, draft, tokenizer, draft_tokenizer = load_pair(*asked, needs_draft=True)

@@ -10,11 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ...call.option_table import DRAFTS, ROWS, checked
-from ...command.arguments import GRAMMAR, Machine, Reading, option, target_option, with_drafting_options
 from ...command.checks import check_data, check_models, check_outputs, naming, numbers
 from ...command.interrupts import STOPPED, ends_at_once
 from ...command.loading import load_embedded, load_target, loadable
-from ...command.settings import setting, with_settings
+from ...command.settings import GRAMMAR, Machine, Reading, option, setting, target_option, with_drafting_options, with_settings
 from ...command.terminal import loading
 from ...reports import files
 
@@ -76,7 +75,7 @@ def eval_command(settings: Options, drafting: dict[str, Any]) -> None:
     where it stopped. A row that cannot be used is recorded and skipped.
     """
     with ends_at_once():  # not above, since it imports torch: `--help` answers at once
-        from ..processes import is_first_process
+        from ..plan import is_first_process
         from ..render import page, screen
         from ..run import evaluate_until_stopped
 
