@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from ..call.option_table import BITWISE, DRAFTING, ROWS, checked
+from .checks import check_draft, check_model
 
 ABOUT = "about"
 
@@ -32,6 +33,7 @@ class About:
         choices: the texts that it may be, besides its default.
         panel: a heading among the options.
         is_argument: it is given by its place, without a name.
+        check: called with the option's name and each value of it when settings are made, before torch is imported.
     """
 
     help: str
@@ -42,6 +44,7 @@ class About:
     choices: Sequence[str] = ()
     panel: str | None = None
     is_argument: bool = False
+    check: Callable[[str, Any], None] | None = None
 
 
 def setting(default: Any, help: str, *flags: str, **about: Any) -> Any:
@@ -116,12 +119,22 @@ def _options(kind: Any) -> list[inspect.Parameter]:
 
 
 def _made(kind: Any, values: dict[str, Any]) -> Any:
-    """Settings, and those that they hold, from the values of all options by name."""
+    """Settings, checked, and those that they hold, from the values of all options by name."""
     types, found = typing.get_type_hints(kind), {}
     for one in dataclasses.fields(kind):
         is_held = dataclasses.is_dataclass(types[one.name])
-        found[one.name] = _made(types[one.name], values) if is_held else values[one.name]
-    return kind(**found)
+        found[one.name] = value = _made(types[one.name], values) if is_held else values[one.name]
+        if (about := one.metadata.get(ABOUT)) is not None and about.check is not None and value is not None:
+            for each in value if isinstance(value, list) else [value]:
+                about.check(_flag(one.name, about), each)
+    made = kind(**found)
+    check_ranges(made)
+    return made
+
+
+def _flag(name: str, about: About) -> str:
+    """What a command line calls an option."""
+    return name.upper() if about.is_argument else next(iter(about.flags), f"--{name.replace('_', '-')}")
 
 
 #: what `--dtype` takes: names in torch
@@ -146,12 +159,14 @@ GRAMMAR = "What the text has to be: a .json file with a JSON schema, a .lark fil
 def option(name: str, *flags: str, default: Any = None, also: str | None = None, **about: Any) -> Any:
     """A field of settings that is an option of `generate`: help and range as in the table of options."""
     least = getattr(ROWS[name].type, "minimum", None)
-    return setting(default, help_line(name, also), *flags, least=least, **about)
+    check = check_draft if name == "draft_model" else None
+    return setting(default, help_line(name, also), *flags, least=least, check=check, **about)
 
 
 def target_option(what: str, is_argument: bool = True) -> Any:
     """The field of settings that names the target, where the embedded pair is the default."""
-    return setting(None, f"{what}: a Hub name or folder. Default: the embedded pair.", is_argument=is_argument)
+    help = f"{what}: a Hub name or folder. Default: the embedded pair."
+    return setting(None, help, is_argument=is_argument, check=check_model)
 
 
 def with_drafting_options(*own: str, several: bool = False) -> Callable[[Callable], Callable]:
@@ -201,9 +216,6 @@ class Machine:
     dtype: str = setting("", "Number format of the weights; by default as they are stored.", choices=DTYPES)
     device: str = setting("", "Where to run: cpu, cuda, cuda:1, ... Default: cuda if there is one.")
 
-    def __post_init__(self):
-        check_ranges(self)
-
     def place(self) -> str:
         """The device; of several processes each has its own.
 
@@ -245,8 +257,7 @@ class Reading:
     def keywords(self) -> dict[str, Any]:
         """Keywords of `hf_speculative.evaluate`."""
         prompt = self.field if self.template is None else self.template
-        more = {name: getattr(self, name) for name in ("split", "config", "limit", "raw")}
-        return {"prompt": prompt, **more}
+        return {"prompt": prompt} | {name: getattr(self, name) for name in ("split", "config", "limit", "raw")}
 
     @property
     def given(self) -> list[str]:

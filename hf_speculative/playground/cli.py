@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console
 
 from ..call.option_table import DRAFTS
-from ..command.checks import check_models
 from ..command.loading import load_pair
 from ..command.prompts import built_in_prompts
 from ..command.settings import Machine, option, raw_setting, setting, target_option, with_settings
@@ -41,9 +40,6 @@ class Options:
     port: int = setting(7860, "Port to listen on.", least=1, most=65535, panel=SERVER)
     open: bool = setting(False, "Open the page in a browser.", panel=SERVER)
     machine: Machine = field(default_factory=Machine)
-
-    def __post_init__(self):
-        check_models(MODEL=self.model, draft_model=self.draft_model)
 
 
 @with_settings(Options)

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.text import Text
 
 from ...call.option_table import DRAFTS, ROWS
-from ...command.checks import check_models
 from ...command.interrupts import STOPPED
 from ...command.loading import load_pair
 from ...command.prompts import built_in_prompts
@@ -62,9 +61,6 @@ class Options:
     raw: bool = raw_setting()
     json: bool = setting(False, "Print a JSON line for each prompt, then one with the totals.")
     glossary: bool = setting(False, "Say below the table what the figures mean.")
-
-    def __post_init__(self):
-        check_models(model=self.model, draft_model=self.draft_model)
 
 
 @with_drafting_options("num_draft_tokens")
