@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ...reports.formats import number, percent, significant
 from ...reports.pages import visible
 from ..results import Evaluation, Totals
@@ -84,18 +82,6 @@ class Section:
                 rates = enumerate(totals.statistics.per_position_acceptance_rate, start=1)
                 lines.append(Line(totals.setting.label, {str(n): percent(rate) for n, rate in rates}))
         return Table([line for line in lines if line.figures])
-
-    @property
-    def prompts(self) -> Table:
-        """The distribution of speedups over prompts or batches."""
-        lines = []
-        for setting in (totals.setting for totals in self.totals if totals.speedup is not None):
-            values = [speedup.median for speedup in self.evaluation.speedups(setting).values()]
-            names = ("slowest", "lower quartile", "median", "upper quartile", "fastest")
-            figures = dict(zip(names, map(times, np.quantile(values, (0, 0.25, 0.5, 0.75, 1))), strict=True))
-            figures["faster than plain"] = f"{sum(value > 1 for value in values):,} of {len(values):,}"
-            lines.append(Line(setting.label, figures))
-        return Table(lines)
 
     @property
     def notes(self) -> list[str]:
