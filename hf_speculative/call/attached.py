@@ -140,16 +140,8 @@ def _plainly(model, plain_generate, kwargs: dict[str, Any]):
 
 
 #: keywords that such a call may have beside settings of `GenerationConfig`; others need transformers' own steps
-TAKEN = {
-    "inputs",
-    "input_ids",
-    "attention_mask",
-    "generation_config",
-    "logits_processor",
-    "stopping_criteria",
-    "streamer",
-    "tokenizer",
-}
+TAKEN = {"inputs", "input_ids", "attention_mask", "generation_config", "streamer", "tokenizer"}
+TAKEN |= {"logits_processor", "stopping_criteria"}
 #: inputs of models of images or recordings that are none
 NO_MEDIA = {"inputs_embeds", "position_ids", *CACHE_ARGUMENTS, "labels"}
 

@@ -151,7 +151,6 @@ def _file() -> Path:
     places = [] if spec is None else [Path(place) / FILE for place in spec.submodule_search_locations or ()]
     found = next((path for path in places if path.exists()), None)
     if found is None or find_spec("gguf") is None:
-        raise ValueError(
-            f"neither {REPOSITORY} on the Hub can be reached nor is its package installed: connect to the Hub, or {INSTALL}"
-        )
+        lacking = f"neither {REPOSITORY} on the Hub can be reached nor is its package installed"
+        raise ValueError(f"{lacking}: connect to the Hub, or {INSTALL}")
     return found

@@ -321,10 +321,8 @@ def _located(source: str, repo: str, here: dict[str, Any], elsewhere: dict[str, 
     """The name and the keywords to load `source` by: a subfolder of the target's repository, or a repository of its own."""
     if not is_inside(source):
         if Path(source).exists():  # transformers would prefer it to the repository on the Hub
-            raise ValueError(
-                f"{FILE_NAME} of {repo} names {source} on the Hub, and the working directory has something of that name, which "
-                "would be loaded in its place. Call this from another directory, or rename that."
-            )
+            named = f"{FILE_NAME} of {repo} names {source} on the Hub, and the working directory has something of that name"
+            raise ValueError(f"{named}, which would be loaded in its place: call this from another directory, or rename that.")
         return source, elsewhere
     subfolder = Path(source).as_posix()
     if Path(repo).is_dir():

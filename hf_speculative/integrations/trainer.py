@@ -69,10 +69,8 @@ class SpeculativeTrainerMixin(_Trainer):
         names = ("draft_model", "speculative_config", "generation_kwargs")
         useless = [f"`{name}`" for name in names if getattr(self, name)]
         if useless and not self._generates:
-            raise ValueError(
-                f"{', '.join(useless)} has no effect on an evaluation that does not generate: set `predict_with_generate=True` "
-                "and `prediction_loss_only=False` in the arguments, or leave it out."
-            )
+            way_out = "set `predict_with_generate=True` and `prediction_loss_only=False` in the arguments, or leave it out"
+            raise ValueError(f"{', '.join(useless)} has no effect on an evaluation that does not generate: {way_out}.")
         with self._with_draft() as model:  # what is wrong with the draft is said now, not after an epoch
             if generation_kwargs:
                 prepare(model, self._generate_kwargs(), *attached_to(model))
@@ -270,10 +268,9 @@ def prompts_of(inputs: dict[str, Tensor], pad_token_id: int) -> dict[str, Tensor
     is_prompt = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
     if labels is not None:
         if labels.shape != ids.shape:
-            raise ValueError(
-                f"`labels` have shape {tuple(labels.shape)} and `input_ids` {tuple(ids.shape)}. A row of a decoder-only model "
-                "is a prompt and its completion, with a label for each token; or override `generation_inputs`."
-            )
+            shapes = f"`labels` have shape {tuple(labels.shape)} and `input_ids` {tuple(ids.shape)}"
+            way_out = "give a label for each token of prompt and completion, or override `generation_inputs`"
+            raise ValueError(f"{shapes}, for a decoder-only model: {way_out}.")
         columns = torch.arange(ids.shape[1], device=ids.device)
         is_prompt = is_prompt & (columns < first_labels(labels)[:, None])
     if without := (~is_prompt.any(1)).nonzero().flatten().tolist():

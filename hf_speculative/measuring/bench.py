@@ -205,9 +205,8 @@ def prompts(tokenizer: PreTrainedTokenizerBase, count: int, length: int, raw: bo
         before += tokenizer(QUESTION, add_special_tokens=False).input_ids
     room = length - len(before) - len(after)
     if room < 1:
-        raise ValueError(
-            f"`context={length}`: the chat template and a question take {length - room} tokens: give more, or `raw=True`."
-        )
+        takes = f"the chat template and a question take {length - room} tokens"
+        raise ValueError(f"`context={length}`: {takes}: give more, or `raw=True`.")
     text = "\n".join(inspect.getsource(importlib.import_module(name)) for name in TEXT_MODULES)
     ids = tokenizer(text, verbose=False).input_ids
     step = max(1, (len(ids) - room) // count)

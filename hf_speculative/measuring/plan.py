@@ -238,10 +238,8 @@ class Plan:
             before, source = theirs["drafts"].get(name), ours["drafts"][name]
             if before != source or theirs["draft_weights"][name] != ours["draft_weights"][name]:
                 difference = f"from {before!r} and not {source!r}" if before != source else "of other weights"
-                raise ValueError(
-                    f"`results={str(self.path)!r}` has another draft {name!r}, {difference}: give this one another name, "
-                    "`draft_model={name: model}`."
-                )
+                found = f"`results={str(self.path)!r}` has another draft {name!r}, {difference}"
+                raise ValueError(f"{found}: give this one another name, `draft_model={{name: model}}`.")
 
 
 def header_of(decoder: Decoder, settings: list[Setting], batch_size: int, repeats: int, processes: Processes) -> dict[str, Any]:

@@ -129,10 +129,8 @@ class Setting:
         known: dict[str, Any] = {}
         for name, value in options.items():
             if name not in OPTIONS:
-                raise ValueError(
-                    f"`{name}={value!r}` is not about drafting: what holds for plain decoding as well is a keyword of "
-                    f"`evaluate`, and a setting's own options are {', '.join(OPTIONS)}."
-                )
+                others = f"what holds for plain decoding too is a keyword of `evaluate`, the others are {', '.join(OPTIONS)}"
+                raise ValueError(f"`{name}={value!r}` is not about drafting: {others}.")
             value = checked(name, value)
             if not isinstance(value, (str, int, float, type(None))):
                 raise TypeError(f"`{name}={value!r}` is an object, which no file can hold: give its name.")

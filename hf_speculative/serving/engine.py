@@ -128,10 +128,8 @@ class Engine:
         drafter.release()
         if drafter.keeps_rows_together:
             draft = self.options.source.draft_model
-            raise ValueError(
-                f"a server's requests come and go, and {type(draft).__name__} has one cache length for all of them: use "
-                "another `draft_model`, or leave it out."
-            )
+            why = f"{type(draft).__name__} has one cache length for all of them"
+            raise ValueError(f"a server's requests come and go, and {why}: use another `draft_model`, or leave it out.")
 
     @property
     def num_running(self) -> int:

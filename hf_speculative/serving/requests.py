@@ -69,10 +69,8 @@ def check_room(num_before: int, num_new: int, max_length: int) -> None:
         ValueError: both are longer than `max_length`.
     """
     if num_before + num_new > max_length:
-        raise ValueError(
-            f"the prompt has {num_before} tokens and {num_new} new ones are asked for, more than the {max_length} that "
-            "fit: shorten the prompt, or give a smaller `max_tokens`."
-        )
+        asked = f"the prompt has {num_before} tokens and {num_new} new ones are asked for, more than the {max_length} that fit"
+        raise ValueError(f"{asked}: shorten the prompt, or give a smaller `max_tokens`.")
 
 
 class Run:

@@ -21,7 +21,7 @@ ADAPTIVE = "adaptive"
 #: a list of draft lengths on a command line
 LENGTHS = f"Several with commas; {ADAPTIVE}: chosen each round, by measured cost."
 #: options that are keywords of `evaluate`
-SAME = ("score", "references", "max_new_tokens", "batch_size", "seed", "results")
+SAME = ("score", "references", "max_new_tokens", "batch_size", "seed")
 #: how a report is written
 FORMATS = "Markdown if it ends in .md, else an HTML page"
 
@@ -85,7 +85,8 @@ def eval_command(settings: Options, drafting: dict[str, Any]) -> None:
         drafting["prompt_lookup_num_tokens"] = numbers("--prompt-lookup", settings.prompt_lookup, int)
     named = {name: value for name, value in drafting.items() if ROWS[name].is_source}
     sources: dict[str, Any] = {n: value if isinstance(value, list) else [value] for n, value in named.items()}
-    of_rows = {"top_k": settings.top_k, "top_p": settings.top_p, "grammar": settings.grammar, "stop_strings": settings.stop}
+    of_rows: dict[str, Any] = {"top_k": settings.top_k, "top_p": settings.top_p, "grammar": settings.grammar}
+    of_rows |= {"stop_strings": settings.stop}
     with loading(err):
         target, drafts, tokenizer = _load(settings)
     evaluation, is_stopped = evaluate_until_stopped(
@@ -96,6 +97,7 @@ def eval_command(settings: Options, drafting: dict[str, Any]) -> None:
         num_draft_tokens=lengths,
         temperatures=temperatures,
         options={name: value for name, value in drafting.items() if name not in sources},
+        results=settings.results,
         **{name: getattr(settings, name) for name in SAME},
         **settings.reading.keywords,
         **sources,
