@@ -27,8 +27,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_speculative as hs
-from hf_speculative.embedded import FOLDER
-from hf_speculative.embedded.examples import EXAMPLES, place_of_example
+from hf_speculative.embedded import EXAMPLES, FOLDER, place_of_example
 
 PROMPTS = [
     "def read(path):\n    ",

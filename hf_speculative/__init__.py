@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from .distillation.learner import Learner as Learner
     from .drafting.source import DraftSource as DraftSource
     from .drafting.suffix.store import SuffixStore as SuffixStore
-    from .embedded import embedded_pair as embedded_pair
-    from .embedded.examples import example_pair as example_pair
+    from .embedded import embedded_pair as embedded_pair, example_pair as example_pair
     from .generation import (
         SpeculativeGenerationMixin as SpeculativeGenerationMixin,
         attach as attach,

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from .command.arguments import help_of
+from .command.settings import help_of
 from .command.terminal import clean_exits
 from .compatibility.cli import audit, check
 from .compilation.cli import compile_command

@@ -10,7 +10,7 @@ import functools
 import os
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -216,7 +216,7 @@ def _generate_batch(self, *args, **kwargs):
     return AttachedBatch(Attached(self, draft, config))(*args, **kwargs)
 
 
-class patch_transformers:
+class patch_transformers(AbstractContextManager):
     """Teach every model's `generate` to take `draft_model=`, for a while or until `undo()`.
 
         with hf_speculative.patch_transformers():
@@ -252,9 +252,6 @@ class patch_transformers:
                     GenerationMixin.generate = ours.__wrapped__
                 if not patches and vars(GenerationMixin).get("generate_batch") is _generate_batch:
                     del GenerationMixin.generate_batch
-
-    def __enter__(self) -> patch_transformers:
-        return self
 
     def __exit__(self, *exception) -> None:
         self.undo()

@@ -21,7 +21,7 @@ EMBEDDED = {
     "embedded/head": "head",
     "smollm2/tables": "drafts/smollm2",
 }
-#: models with real weights that have a short name here, see `embedded/examples.py`
+#: models with real weights that have a short name here, see `embedded/__init__.py`
 EXAMPLES = ("smollm2",)
 
 

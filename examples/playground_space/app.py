@@ -10,8 +10,9 @@ import os
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # gradio reads it when it is imported
 
 import hf_speculative as hs
+from hf_speculative.command.prompts import BEGINNINGS, NUM_PYTHON
 from hf_speculative.models.loading import load_model
-from hf_speculative.playground.cli import PENALTY, PROMPTS
+from hf_speculative.playground.cli import PENALTY
 from hf_speculative.playground.page import build, look
 from hf_speculative.playground.runs import Models, Settings
 from hf_speculative.tokenizers.loading import tokenizer_of, tokenizer_of_draft
@@ -23,7 +24,8 @@ if MODEL is None:
         raise SystemExit("DRAFT_MODEL and METHOD need a MODEL: set that as well.")
     target, draft, tokenizer = hs.embedded_pair()
     models = Models(target, tokenizer, draft)
-    demo = build(models, "The embedded pair", list(PROMPTS), Settings(repetition_penalty=PENALTY), max_new_tokens=256)
+    first = Settings(repetition_penalty=PENALTY)
+    demo = build(models, "The embedded pair", list(BEGINNINGS[:NUM_PYTHON]), first, max_new_tokens=256)
 else:
     target = load_model(MODEL, dtype="auto")
     tokenizer = tokenizer_of(target)

@@ -46,21 +46,18 @@ def check_options(options: Options) -> None:
     config = options.config
     threshold = options["assistant_confidence_threshold"]
     if threshold and options.source.counts_nodes:
-        raise ValueError(
-            f"`tree_top_k` and `tree_depth` have no effect beside `assistant_confidence_threshold={threshold}`: leave one out."
-        )
+        beside = f"beside `assistant_confidence_threshold={threshold}`"
+        raise ValueError(f"`tree_top_k` and `tree_depth` have no effect {beside}: leave one out.")
     rule = rule_for(config.rule)
     if rule is None:
         return
     name = type(rule).__name__
     if not (rule.lossless or config.allow_lossy):
-        raise ValueError(
-            f"the rule {name} does not declare itself lossless: choose another, or `SpeculativeConfig(allow_lossy=True)`."
-        )
+        way_out = "choose another, or `SpeculativeConfig(allow_lossy=True)`"
+        raise ValueError(f"the rule {name} does not declare itself lossless: {way_out}.")
     if config.reproducible and not rule.emits_draws:
-        raise ValueError(
-            f"`reproducible={config.reproducible!r}` needs the rule SampledVerification, and yours is {name}: leave one out."
-        )
+        needs = f"`reproducible={config.reproducible!r}` needs the rule SampledVerification"
+        raise ValueError(f"{needs}, and yours is {name}: leave one out.")
 
 
 def check_bitwise(options: Options, model: PreTrainedModel, path: Path, inputs: Inputs) -> None:
@@ -126,10 +123,8 @@ def check_generation(
             raise ValueError(f"`{name}={value!r}` is not supported beside a draft: leave it out, or {PLAINLY}.")
     caches = [name for name in CACHE_ARGUMENTS if name in inspect.signature(model.forward).parameters]
     if config.guidance_scale not in (None, 1) and caches and "past_key_values" not in caches:
-        raise ValueError(
-            f"`guidance_scale={config.guidance_scale}` needs `past_key_values`, and {type(model).__name__} has "
-            f"`{caches[0]}`: leave it out, or {PLAINLY}."
-        )
+        needs = f"`guidance_scale={config.guidance_scale}` needs `past_key_values`"
+        raise ValueError(f"{needs}, and {type(model).__name__} has `{caches[0]}`: leave it out, or {PLAINLY}.")
     _check_length(model, input_ids.shape[1], config.max_length)
     if input_ids.shape[0] > 1 and has_early_stops and pad_token(config) is None:
         raise ValueError("rows may end apart: pass `pad_token_id=` to fill up with (the eos token's id will do).")
@@ -182,9 +177,8 @@ def check_whole_states(source: DraftSource, inputs: Inputs) -> None:
     if not source.reads_states:
         return
     if inputs.input_ids.shape[1] == 0:
-        raise ValueError(
-            f"`{source.name}` reads the prompt's ids, not `inputs_embeds`: pass `input_ids=` as well, or use another draft."
-        )
+        way_out = "pass `input_ids=` as well, or use another draft"
+        raise ValueError(f"`{source.name}` reads the prompt's ids, not `inputs_embeds`: {way_out}.")
     if (size := inputs.generation_config.prefill_chunk_size) is not None:
         raise ValueError(f"`prefill_chunk_size={size}` hides states that `{source.name}` reads: leave one of them out.")
 
@@ -205,10 +199,9 @@ def check_passes(options: Options, source: DraftSource, model: PreTrainedModel) 
         if options.execution(model).captures or (reason := artifacts.unsupported_reason(model)) is None:
             return
         why = f"and {type(model).__name__} {reason}"
-    raise ValueError(
-        f"`optimize=True` has no effect on drafts by `{source.name}`, which reads the target's states {why}: leave it out, or "
-        "use a `draft_model=` that decodes on its own or `draft_model='ngram'`."
-    )
+    way_out = "leave it out, or use a `draft_model=` that decodes on its own or `draft_model='ngram'`"
+    reads = f"`{source.name}`, which reads the target's states {why}"
+    raise ValueError(f"`optimize=True` has no effect on drafts by {reads}: {way_out}.")
 
 
 def _check_length(model: PreTrainedModel, prompt_width: int, max_length: int) -> None:
@@ -234,7 +227,5 @@ def _check_length(model: PreTrainedModel, prompt_width: int, max_length: int) ->
             limits[f"has {kind} position embeddings, which change at {limit} tokens"] = limit
     for what, limit in limits.items():
         if max_length > limit:
-            raise ValueError(
-                f"{type(model).__name__} {what}, and `max_length={max_length}` is beyond: generate up to {limit} tokens, "
-                f"prompt included, or {PLAINLY}."
-            )
+            way_out = f"generate up to {limit} tokens, prompt included, or {PLAINLY}"
+            raise ValueError(f"{type(model).__name__} {what}, and `max_length={max_length}` is beyond: {way_out}.")

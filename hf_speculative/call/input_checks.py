@@ -50,9 +50,8 @@ def check_inputs(options: Options, model: PreTrainedModel) -> None:
     misfit = draft is not None and misfit_of_encoder(draft, model, call)
     if misfit and all(call.get(name) is None for name in ("inputs", "input_ids")):
         where = "instead" if misfit == "inputs_embeds" else "as well"
-        raise ValueError(
-            f"`{misfit}` has another width than the draft's encoder ({type(draft).__name__}) reads: pass `input_ids=` {where}."
-        )
+        reads = f"the draft's encoder ({type(draft).__name__}) reads"
+        raise ValueError(f"`{misfit}` has another width than {reads}: pass `input_ids=` {where}.")
 
 
 def check_healing(model, kwargs: dict, ids: Tensor | None, tokenizer: PreTrainedTokenizerBase | None) -> None:
@@ -130,10 +129,7 @@ def check_cache(cache, inputs: Inputs, source: DraftSource) -> None:
     length, width, mask = cache.get_seq_length(), inputs.input_ids.shape[1], inputs.attention_mask
     whole = mask_length(inputs.generation_config, width) if mask is None else mask.shape[1]
     if length and (length >= width or whole != width):
-        raise ValueError(
-            f"`past_key_values` holds {length} tokens and the ids are {width}: pass the whole sequence; only the rest is fed."
-        )
+        counts = f"`past_key_values` holds {length} tokens and the ids are {width}"
+        raise ValueError(f"{counts}: pass the whole sequence; only the rest is fed.")
     if length and source.reads_states:
-        raise ValueError(
-            f"`past_key_values` lacks the hidden states that {source.name} reads: leave it out, and pass the whole text."
-        )
+        raise ValueError(f"`past_key_values` lacks the states that {source.name} reads: leave it out, and pass the whole text.")

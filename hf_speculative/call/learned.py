@@ -1,12 +1,17 @@
 """What earlier calls learned about a pair: costs of rounds, acceptance of drafts, and how long answers are.
 
 The tokens of sampled calls without `reproducible` depend on draft lengths. Such calls use costs that change only once for each
-batch size, so that a seed gives the same tokens in later calls.
+batch size, so that a seed gives the same tokens in later calls. Costs are kept on disk as well, beside the compiled files, so
+that a process starts from what earlier ones learned.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -17,13 +22,14 @@ from transformers import LogitsProcessor, PreTrainedModel
 
 from ..interfaces import Schedule
 from ..models import Inputs, is_sharded
+from ..models.described import FOLDER, NOT_OF_PASSES, OFF, digest, folder, processor
 from ..models.execution import can_capture, how_passes_run
 from ..models.model_state import kept_with
 from ..models.pool import num_unreplayed
+from ..reports import files
 from ..sampling.logits_processors import CONTEXT_FREE
 from ..schedules import RoundCosts, Timed
 from ..types import Costs
-from . import stored_costs
 from .configuration import Options
 
 #: assumed costs until a round was timed: the least of verifying a draft token, in plain steps, and the tokens of a pass whose
@@ -61,7 +67,7 @@ class Learned:
         if key not in costs:
             costs[key] = RoundCosts(source.cost_of_token(model), partial(_verification, model.device))
             if is_alone:
-                stored_costs.restore(costs[key], key, model, pair)
+                restore_costs(costs[key], key, model, pair)
         self._costs = costs[key]
         self.is_ours = is_alone and own.schedule is None  # what a user's own schedule learns ends with the call
         self._num_first = partial(num_unreplayed, model, source.draft_model) if is_captured else int
@@ -92,7 +98,7 @@ class Learned:
     def keep(self, schedule: Schedule) -> None:
         """Keep what `schedule` learned for later calls, and costs for later processes."""
         if self.is_ours:
-            stored_costs.write(self._costs)
+            write_costs(self._costs)
         if self.is_kept and schedule.learned is not None:  # not of one that drafts nothing
             self.place[self.kind] = schedule.learned
 
@@ -116,3 +122,40 @@ def _verification(device: torch.device, num_rows: int) -> float:
     """The assumed cost, in plain steps, of one more token in each row: weights are read once, computation is per token."""
     share = num_rows / (BALANCE_ON_CPU if device.type == "cpu" else BALANCE)
     return max(LEAST_VERIFICATION, share / (1 + share))
+
+
+#: a file is written again once this many times as many rounds were timed: few writes, and an interrupted process loses little
+MORE = 1.5
+#: changes with what a file holds, so that older ones are not read
+FORMAT = 2
+logger = logging.getLogger(__name__)
+
+
+def restore_costs(costs: RoundCosts, key: tuple, target: PreTrainedModel, draft: object) -> None:
+    """Start `costs` of calls with `key` from their file, if there is one.
+
+    A draft that is no model has none: its class does not say what it costs.
+    """
+    if os.environ.get(FOLDER) == OFF or not isinstance(draft, PreTrainedModel):
+        return
+    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else processor()
+    machine = [device, torch.backends.cpu.get_cpu_capability(), torch.__version__]
+    configs = [model.config.to_dict() | dict.fromkeys(NOT_OF_PASSES) for model in (target, draft)]
+    name = digest([FORMAT, machine, repr((key, configs))])[:24]
+    costs.path = folder() / "costs" / f"{type(target).__name__}-{name}.json"
+    try:
+        costs.restore(json.loads(costs.path.read_text()))
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:  # whatever the file holds
+        logger.warning(f"Costs of drafts are measured anew: {costs.path} cannot be read ({error}).")
+
+
+def write_costs(costs: RoundCosts) -> None:
+    """Write `costs`, if much was learned since; a folder that cannot be written to keeps nothing."""
+    if costs.path is None or costs.num_timed < max(1, MORE * costs.num_stored):
+        return
+    costs.num_stored = costs.num_timed
+    with suppress(OSError, ValueError):
+        costs.path.parent.mkdir(parents=True, exist_ok=True)
+        files.write(costs.path, json.dumps(costs.stored()))

@@ -10,33 +10,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, TypeAlias
 
 from ..names import AND
 
 #: the similarity (`difflib`) from which a name is taken for a misspelt one
 CLOSE = 0.8
 NO_DRAFTS = "drafts nothing: give 1 or more, or `draft_model=None` for plain decoding."
-
-
-class Kind(Protocol):
-    """The type of an option's values."""
-
-    @property
-    def text(self) -> str:
-        """What to give, as in "give a whole number, 1 or more"."""
-
-    @property
-    def written_as(self) -> type | None:
-        """Its Python type in files and on command lines; `None` if it has none."""
-
-    def checked(self, name: str, value) -> Any:
-        """Check the value of the option `name`, and return it as Python's own type.
-
-        Raises:
-            TypeError: it is of another type.
-            ValueError: it is out of range.
-        """
 
 
 @dataclass(frozen=True)
@@ -230,6 +210,12 @@ class Drafts:
         if not others:
             return joined
         return (others[0], joined) if methods else others[0]
+
+
+#: the type of an option's values: `text` is what to give, as in "give a whole number, 1 or more"; `written_as` its Python type
+#: in files and on command lines, `None` if it has none; `checked(name, value)` returns the value as Python's own type
+#: (TypeError: it is of another type; ValueError: it is out of range)
+Kind: TypeAlias = WholeNumber | Probability | Flag | Instance | Grammars | Streamer | Name | Drafts
 
 
 def shown(name: str, value) -> str:

@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from ..drafting.source import DraftSource
 from ..drafting.wrapped import Nothing
-from ..grammar.call import with_grammar
+from ..grammar.processor import with_grammar
 from ..hf_compat import set_value
 from ..schedules import Constant
 from . import option_table as table, sources

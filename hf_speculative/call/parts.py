@@ -67,10 +67,8 @@ def _of_one_shape(model: PreTrainedModel, target: CachedModel, lanes: int, num_r
     """Wrap `target` in passes of one shape, if that fixes its bits on this machine."""
     fixed = FixedShape(target, lanes)  # type: ignore[arg-type]
     if not fixes_bits(model, fixed, num_rows):
-        raise ValueError(
-            f"`reproducible='bitwise'`: logits of {type(model).__name__} are other bits where other columns or rows of a pass "
-            f"hold other tokens, as tried on this machine: {checks.WITHIN_ROUNDING}."
-        )
+        why = f"logits of {type(model).__name__} are other bits where other columns or rows of a pass hold other tokens"
+        raise ValueError(f"`reproducible='bitwise'`: {why}, as tried on this machine: {checks.WITHIN_ROUNDING}.")
     return fixed
 
 

@@ -16,11 +16,9 @@ from .input_checks import check_known_ids
 from .option_table import ROWS
 
 #: options of `generate` that have no meaning for rows that come and go
+INPUTS = ("inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids", "decoder_input_ids")
 MEANINGLESS = {
-    **dict.fromkeys(
-        ("inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids", "decoder_input_ids"),
-        "prompts come as `prompts`",
-    ),
+    **dict.fromkeys(INPUTS, "prompts come as `prompts`"),
     **dict.fromkeys(("return_dict_in_generate", *OF_STEPS), "a Completion has a row's tokens, text and statistics"),
     "past_key_values": "each row starts with its prompt",
     "streamer": "iterate over the results, with `in_order=False` as they finish",

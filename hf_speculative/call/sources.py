@@ -18,25 +18,12 @@ from ..drafting.source import DraftSource, OwnDrafterSource
 from ..names import AND
 from .option_table import CONFIG, CONFIGURED_SOURCES, DRAFTS, OPTIONS, REFUSED, checked
 
+#: by what they are asked for: a model, an option of transformers, the name of a method
+OF_MODELS = (DSparkSource, DFlashSource, PEagleSource, Eagle3Source, Gemma4AssistantSource, MtpHeadSource, DraftModelSource)
+OF_TRANSFORMERS = (EarlyExitSource, texts.PromptLookupSource, texts.NgramSource, MtpSource)
+OF_TEXTS = (texts.SuffixSource, texts.RecyclingSource, texts.AutoSource, texts.GrammarSource)
 #: in the order in which values are matched and a `generation_config` is read
-SOURCES: tuple[type[DraftSource], ...] = (
-    DSparkSource,
-    DFlashSource,
-    PEagleSource,
-    Eagle3Source,
-    Gemma4AssistantSource,
-    MtpHeadSource,
-    DraftModelSource,
-    EarlyExitSource,
-    texts.PromptLookupSource,
-    texts.NgramSource,
-    MtpSource,
-    texts.SuffixSource,
-    texts.RecyclingSource,
-    texts.AutoSource,
-    texts.GrammarSource,
-    OwnDrafterSource,
-)
+SOURCES: tuple[type[DraftSource], ...] = (*OF_MODELS, *OF_TRANSFORMERS, *OF_TEXTS, OwnDrafterSource)
 
 
 def source_of(argument: str, value, options: dict[str, Any] | None = None) -> DraftSource:
@@ -60,7 +47,7 @@ def source_of(argument: str, value, options: dict[str, Any] | None = None) -> Dr
         own = _one_source_of(argument, drafter, options)
     else:
         given: dict[str, Any] = _given(type(drafter), options) if is_dataclass(drafter) else {}
-        own = replace(drafter, **given) if given else drafter  # type: ignore[type-var]
+        own = replace(cast(Any, drafter), **given) if given else drafter
     return own if guesses is None else HybridSource(cast(texts.GuessingSource, guesses), own)
 
 

@@ -7,35 +7,28 @@ from typing import TypeVar
 
 from ..call.option_table import DRAFTS, checked
 from ..names import check_name, place_of
-from ..reports.files import check_output
 
 T = TypeVar("T")
 #: how files of prompts are called
 DATA_FILES = (".jsonl", ".json", ".txt", ".csv", ".tsv", ".parquet", ".gz", ".arrow")
 
 
-def check_outputs(**paths: Path | None) -> None:
-    """Raises if a file cannot be written where an option says, so that a typo does not cost what was measured."""
-    for option, path in paths.items():
-        if path is not None:
-            check_output(f"--{option}", path)
+def check_model(option: str, name: str) -> None:
+    """Refuse, before torch is imported, the name of a model that is no folder and no repository."""
+    with naming(option, name):
+        check_name(place_of(name))
 
 
-def check_models(**names: str | list[str] | None) -> None:
-    """Refuse, before torch is imported, names of models that are no folders and no repositories."""
-    for option, value in names.items():
-        for name in value if isinstance(value, list) else [value]:
-            if name is not None:
-                shown = option if option.isupper() else f"--{option.replace('_', '-')}"
-                model = DRAFTS.split(checked("draft_model", name))[0] if option == "draft_model" else name
-                with naming(shown, name):
-                    if model is not None:
-                        check_name(place_of(model))
+def check_draft(option: str, name: str) -> None:
+    """The same of what may draft, methods among it."""
+    model, _ = DRAFTS.split(checked("draft_model", name))
+    if model is not None:
+        check_model(option, model)
 
 
-def check_file(option: str, path: str | Path | None) -> None:
+def check_file(option: str, path: str | Path) -> None:
     """Refuse, before torch is imported, a file that is not there."""
-    if path is not None and not Path(path).exists():
+    if not Path(path).exists():
         raise ValueError(f"{option} {path}: there is no such file.")
 
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..call.option_table import DRAFTS, checked
 from ..names import EXAMPLES, place_of
-from .arguments import Machine
 from .checks import naming
+from .settings import Machine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -16,7 +16,7 @@ def loadable(name: str) -> str:
     """The folder or repository that a name stands for: of an embedded model, of an example, or itself."""
     if name not in EXAMPLES or Path(name).exists():
         return place_of(name)
-    from ..embedded.examples import place_of_example
+    from ..embedded import place_of_example
 
     return place_of_example(name)
 

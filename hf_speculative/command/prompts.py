@@ -1,6 +1,8 @@
 """Prompts that commands use by default: some code, some prose."""
 
-#: beginnings, for models that continue a text; the first two are Python, which the embedded pair continues
+#: the first beginnings are Python, which the embedded pair continues
+NUM_PYTHON = 2
+#: beginnings, for models that continue a text
 BEGINNINGS = (
     'def read_lines(path, encoding="utf-8"):\n    """Return the lines of a file',
     "class TestCase(unittest.TestCase):\n    def setUp(self):\n",

@@ -10,10 +10,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.text import Text
 
-from ..command.arguments import GRAMMAR, ExactMachine, Machine, option, raw_setting, target_option
-from ..command.checks import check_file, check_models, numbers
+from ..command.checks import check_file, check_model, numbers
 from ..command.loading import load_pair, load_target
-from ..command.settings import setting, with_settings
+from ..command.settings import GRAMMAR, ExactMachine, Machine, option, raw_setting, setting, target_option, with_settings
 from ..command.terminal import loading
 from .defaults import BATCH_SIZES, SECONDS
 
@@ -27,17 +26,13 @@ class Options:
     measure: bool = setting(True, "Try drafts on text of the target; else, only say whether the pair can work.")
     seconds: float = setting(SECONDS, "To measure in, beside loading.")
     batch: str = setting(",".join(map(str, BATCH_SIZES)), "Texts written side by side, sizes with commas.")
-    prompts: Path | None = setting(None, "File of prompts to write about, as for eval. Default: built-in ones.")
+    prompts: Path | None = setting(None, "File of prompts, as for eval. Default: built-in ones.", check=check_file)
     field: str = setting("prompt", "The column with the prompts: texts, or lists of chat messages.")
     raw: bool = raw_setting()
     grammar: str | None = setting(None, GRAMMAR)
     sample: bool = setting(False, "Check for sampling, which matters if the vocabularies differ.")
     machine: ExactMachine = a_field(default_factory=ExactMachine)
     json: bool = setting(False, "Print the answer as JSON.")
-
-    def __post_init__(self):
-        check_models(MODEL=self.model, DRAFT_MODEL=self.draft_model)
-        check_file("--prompts", self.prompts)
 
 
 @with_settings(Options)
@@ -82,12 +77,9 @@ def check(settings: Options) -> None:
         tokenizer,
         own,
         do_sample=settings.sample,
-        measure=settings.measure,
-        seconds=settings.seconds,
         prompts=texts,
         batch_sizes=sizes,
-        raw=settings.raw,
-        grammar=settings.grammar,
+        **{name: getattr(settings, name) for name in ("measure", "seconds", "raw", "grammar")},
     )
     if settings.json:
         typer.echo(json.dumps(found.to_dict()))
@@ -101,18 +93,13 @@ def check(settings: Options) -> None:
 class AuditOptions:
     """Options of the command `audit`."""
 
-    model: str = setting(..., "The model that wrote both texts: a Hub name or folder.", is_argument=True)
-    first: Path = setting(..., "File of its texts with their prompts, a row each, as for eval.", is_argument=True)
-    second: Path = setting(..., "File of its texts decoded another way, in the same order.", is_argument=True)
+    model: str = setting(..., "The model that wrote both texts: a Hub name or folder.", is_argument=True, check=check_model)
+    first: Path = setting(..., "File of its texts and prompts, a row each, as for eval.", is_argument=True, check=check_file)
+    second: Path = setting(..., "File of its texts decoded another way, in the same order.", is_argument=True, check=check_file)
     field: str = setting("text", "The column with the texts, in both files.")
     prompt: str = setting("prompt", "The column of FIRST with the prompts: texts, or lists of chat messages.")
     raw: bool = raw_setting()
     machine: Machine = a_field(default_factory=Machine)
-
-    def __post_init__(self):
-        check_models(MODEL=self.model)
-        check_file("FIRST", self.first)
-        check_file("SECOND", self.second)
 
 
 @with_settings(AuditOptions)

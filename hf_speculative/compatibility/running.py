@@ -9,14 +9,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..call import checks
 from ..call.prompts import settings_of_rows
 from ..call.sources import SOURCES, source_of
-from ..measuring.decoder import Decoder
-from ..measuring.drafts import NamedDraft
+from ..measuring.decoder import Decoder, Runner
 from ..measuring.journal import Journal
-from ..measuring.plan import header_of
-from ..measuring.processes import Processes
+from ..measuring.plan import Processes, header_of
 from ..measuring.results import Evaluation
-from ..measuring.runner import Runner
-from ..measuring.settings import Setting, with_baselines
+from ..measuring.settings import NamedDraft, Setting, with_baselines
 from ..measuring.speedup import QUARTILES
 from ..tokenizers.chat import chat_keywords
 

@@ -6,7 +6,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from ..measuring.render.screen import print_tables
-from ..reports.terminal import as_text
+from ..reports.pages import as_text
 from .answer import Compatibility
 from .audit import Audit
 

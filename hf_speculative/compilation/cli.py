@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from ..command.arguments import DTYPES, Machine, option, target_option
-from ..command.checks import check_models
 from ..command.interrupts import ends_at_once
 from ..command.loading import load_pair
-from ..command.settings import check_ranges, setting, with_settings
+from ..command.settings import DTYPES, Machine, option, setting, target_option, with_settings
 from ..command.terminal import loading
 
 
@@ -21,10 +19,6 @@ class Options:
     model: str | None = target_option("Target, the model whose text you want")
     draft_model: str | None = option("draft_model", also="A Hub name or folder.")
     dtype: str = setting("", "Number format of the weights; by default as they are stored.", choices=DTYPES)
-
-    def __post_init__(self):
-        check_ranges(self)
-        check_models(MODEL=self.model, draft_model=self.draft_model)
 
 
 @with_settings(Options)

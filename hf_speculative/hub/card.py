@@ -1,18 +1,107 @@
 """A model card for a target and its draft, from evaluations: metadata, acceptance lengths, speed, how to use it."""
 
 import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from huggingface_hub import HfApi
 
+from ..call.option_table import IN_CALL
 from ..measuring import Evaluation, Setting, Totals
+from ..measuring.render import result_table, wording
 from ..measuring.results import FEWEST_TOKENS
 from ..reports import files
-from .card_text import shown, usage
-from .figures import Evaluations, by_use_case, choose_draft, is_on_hub, measured, speedup_of
-from .pairing_file import FILE_NAME
+from .pairing import FILE_NAME, is_hub_name
 from .readme import edit, escaped, render, with_tags
+
+#: endings of files that hold prompts
+FILES = re.compile(r"\.(jsonl|json|csv|tsv|txt|parquet|arrow)(\.gz)?$")
+
+#: an evaluation or its file, several of them, or several by use case
+Evaluations: TypeAlias = "Evaluation | str | Path | Sequence[Evaluation | str | Path] | Mapping[str, Evaluation | str | Path]"
+
+
+def by_use_case(given: Evaluations) -> dict[str, Evaluation]:
+    """The evaluations by use case, which is the name of the data set unless the user named it.
+
+    Raises:
+        TypeError: something is neither an evaluation nor a file.
+        ValueError: there is none, two have one name, or they are about different targets.
+    """
+    if isinstance(given, Mapping):
+        found = {name: _loaded(one) for name, one in given.items()}
+    else:
+        several: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
+        pairs = [(_use_case(evaluation), evaluation) for evaluation in map(_loaded, several)]
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = ", ".join(name for name, _ in pairs)
+            raise ValueError(f"evaluations of one name ({names}): pass `{{use case: evaluation}}` to tell them apart.")
+    if not found:
+        raise ValueError("no evaluation: pass what `hf_speculative.evaluate` returned, or its file.")
+    targets = list(dict.fromkeys(evaluation.header["target"] for evaluation in found.values()))
+    if len(targets) > 1:
+        raise ValueError(f"the evaluations are about several targets, {', '.join(targets)}: pass those of one.")
+    return found
+
+
+def choose_draft(evaluations: Mapping[str, Evaluation], draft_model: str | None) -> str | None:
+    """The name of the draft that was evaluated; None where all drafts came from the target itself.
+
+    Raises:
+        ValueError: several were evaluated and none is chosen, or the one chosen was not.
+    """
+    drafts = (setting.draft for evaluation in evaluations.values() for setting in evaluation.settings)
+    names = [name for name in dict.fromkeys(drafts) if name is not None]
+    if draft_model is None and len(names) <= 1:
+        return next(iter(names), None)
+    if draft_model is None:
+        raise ValueError(f"several drafts were evaluated, {', '.join(names)}: choose one by `draft_model`.")
+    if draft_model not in names:
+        known = ", ".join(names) or "none"
+        raise ValueError(f"`draft_model={draft_model!r}` is none of the drafts evaluated, {known}.")
+    return draft_model
+
+
+def measured(evaluation: Evaluation, draft: str | None) -> list[Totals]:
+    """What was measured with the draft, and without any draft model, in order of settings."""
+    ours = [setting for setting in evaluation.settings if setting.is_ours and setting.draft in (None, draft)]
+    return [totals for totals in map(evaluation.totals, ours) if totals.speedup is not None]
+
+
+def speedup_of(totals: Totals) -> float:
+    """Of what was measured."""
+    assert totals.speedup is not None
+    return totals.speedup.median
+
+
+def _loaded(given: Evaluation | str | Path) -> Evaluation:
+    if isinstance(given, (str, Path)):
+        return Evaluation.load(given)
+    if not isinstance(given, Evaluation):
+        raise TypeError(f"`evaluations` holds a value of type {type(given).__name__}: pass an Evaluation, or its file.")
+    return given
+
+
+def is_on_hub(name: str) -> bool:
+    """Whether it can be the name of a Hub repository, and is no file or folder."""
+    return is_hub_name(name) and not Path(name).exists() and not FILES.search(name)
+
+
+def data_set_name(evaluation: Evaluation) -> str:
+    """The name of the data set on the Hub, or of the file without its folder and ending."""
+    name: str = evaluation.header["dataset"]["name"]
+    return name if is_on_hub(name) else FILES.sub("", Path(name).name)
+
+
+def _use_case(evaluation: Evaluation) -> str:
+    config = evaluation.header["dataset"]["config"]
+    name = data_set_name(evaluation).split("/")[-1]
+    return f"{name}, {config}" if config else name
 
 
 def card(
@@ -155,3 +244,60 @@ def _conditions(use_case: str, evaluation: Evaluation, setting: Setting, draft_n
         "hardware": environment["device"],
         "hf_speculative": environment["hf_speculative"],
     }
+
+
+#: what examples continue, and what they ask a model with a chat template
+PROMPT, QUESTION = "def main():", "What is a hash table?"
+
+
+def usage(target: str, is_chat: bool, draft: str | None = None, repo: str | None = None, best: Setting | None = None) -> str:
+    """Lines to paste: transformers' pipeline with a draft, with a repository that names one, or under a setting."""
+    said = f"[{{'role': 'user', 'content': {QUESTION!r}}}]" if is_chat else repr(PROMPT)
+    found = "['generated_text'][-1]['content']" if is_chat else "['generated_text']"
+    options = "" if best is None else _keywords(best.shown_options)
+    model = repr(target) if repo is None else f"hf_speculative.from_pretrained({repo!r}), tokenizer={repo!r}"
+    named = "" if draft is None else f", draft_model={draft!r}"
+    attached = f"hf_speculative.attach(pipe.model{named})\n" if repo is None else ""
+    return f"""import hf_speculative, transformers
+pipe = transformers.pipeline('text-generation', model={model})
+{attached}print(pipe({said}, max_new_tokens=64{options})[0]{found})"""
+
+
+def _keywords(options: Mapping[str, Any]) -> str:
+    """Options as keywords of `generate`, after a comma; what is no keyword goes into a config."""
+    own = "".join(f", {name}={value!r}" for name, value in options.items() if name in IN_CALL)
+    settings = ", ".join(f"{name}={value!r}" for name, value in options.items() if name not in IN_CALL)
+    return f"{own}, speculative_config=hf_speculative.SpeculativeConfig({settings})" if settings else own
+
+
+def shown(found: Mapping[str, Evaluation], draft: str | None) -> dict[str, Any]:
+    """Tables of what was measured with a draft, by use case and temperature, and how it was measured.
+
+    Args:
+        draft: as the evaluations call it.
+    """
+    return {
+        "sections": [_with_draft(section, draft) for section in result_table.sections(found)],
+        "measured": [(name, data_set_name(one), wording.about(one)) for name, one in found.items()],
+        "commands": list(dict.fromkeys(without_folders(one.environment["command"]) for one in found.values())),
+    }
+
+
+def _with_draft(section: result_table.Section, draft: str | None) -> result_table.Section:
+    """Without rivals, and without other drafts."""
+    settings = ((totals, totals.setting) for totals in section.totals)
+    kept = [totals for totals, setting in settings if setting.rival is None and setting.draft in (None, draft)]
+    return replace(section, totals=kept)
+
+
+def without_folders(command: str) -> str:
+    """A card is for others, who do not have this machine's folders.
+
+    Raises:
+        ValueError: it is no command.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"the results name a command that is none ({error}): {command!r}.") from error
+    return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in words)

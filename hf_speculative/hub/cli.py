@@ -37,7 +37,7 @@ def card(settings: CardOptions) -> None:
     """
     with ends_at_once():  # not above, since it imports torch: `--help` answers at once
         from . import card as cards
-        from .figures import by_use_case, choose_draft
+        from .card import by_use_case, choose_draft
 
     given = dict(vars(settings))
     found, output = by_use_case(_by_use_case(given.pop("results"))), given.pop("output")
@@ -78,7 +78,7 @@ def export(settings: ExportOptions) -> None:
     For SGLang:  hf-speculative export my-head for-sglang --layout eagle
     """
     with ends_at_once():
-        from .head import export_head, target_named
+        from .export import export_head, target_named
 
     written = export_head(settings.head, settings.folder, settings.layout, settings.target_name)
     Console(highlight=False, soft_wrap=True).print(f"wrote {written}", markup=False)

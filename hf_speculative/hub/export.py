@@ -1,10 +1,14 @@
-"""`custom_generate/`: a repository that carries the code of speculative decoding, which transformers runs by itself."""
+"""Folders for other programs: `custom_generate/`, which transformers runs by itself, and a draft head in another layout."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel
+
+from ..heads import layout_of, write_head
 from ..reports import files
-from .pairing_file import Pairing
+from .pairing import Pairing
 from .readme import edit, render, with_tags
 
 FILES = Path(__file__).parent / "custom_generate"
@@ -53,3 +57,36 @@ def export_generate(folder: str | Path, *, repo_id: str | None = None) -> Path:
     files.write(code / "defaults.py", defaults)
     files.write(readme, text)
     return code
+
+
+def export_head(
+    head: PreTrainedModel | str | Path, folder: str | Path, layout: str = "speculators", target_name: str | None = None
+) -> Path:
+    """Write a draft head to a folder of its own. Tensors keep their values and types, bit for bit.
+
+    Args:
+        head: a Hub name, a folder, or a model that was loaded or trained.
+        folder: where to write; created if missing.
+        layout: "speculators", which vLLM reads, "eagle", which SGLang reads, or "z-lab", which DFlash's own package reads.
+        target_name: the Hub name or folder of the target, for speculators' config (`speculators_config.verifier`). By it `vllm
+            serve FOLDER` finds the target. Default: as in the head's own config.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: there is no head, or the layout has no place for it or for the target's name.
+    """
+    folder = Path(folder)
+    files.check_output("`folder`:", folder / "config.json", makes_folders=True)
+    found = head if isinstance(head, PreTrainedModel) else layout_of(head)
+    if found is None:
+        raise ValueError(f"{head} holds no draft head that is known here: give the folder or the Hub name of one.")
+    write_head(found, folder, layout, target_name)
+    return folder
+
+
+def target_named(folder: str | Path) -> str | None:
+    """What the config of a head in speculators' layout calls the target; `None` if it does not say."""
+    fields = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    return ((fields.get("speculators_config") or {}).get("verifier") or {}).get("name_or_path")

@@ -15,12 +15,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..call.option_table import DRAFTS
 from ..tokenizers.chat import around_a_turn, speaks_chat
 from .calls import assisted, compiled
-from .drafts import NamedDraft
+from .decoder import out_of_memory
 from .methods import DEFAULT_METHODS, METHODS
 from .results import Evaluation
 from .run import evaluate
-from .runner import out_of_memory
-from .settings import Setting
+from .settings import NamedDraft, Setting
 from .suites import CATEGORY, TURNS
 
 #: modules of the standard library whose source is the built-in text
@@ -206,9 +205,8 @@ def prompts(tokenizer: PreTrainedTokenizerBase, count: int, length: int, raw: bo
         before += tokenizer(QUESTION, add_special_tokens=False).input_ids
     room = length - len(before) - len(after)
     if room < 1:
-        raise ValueError(
-            f"`context={length}`: the chat template and a question take {length - room} tokens: give more, or `raw=True`."
-        )
+        takes = f"the chat template and a question take {length - room} tokens"
+        raise ValueError(f"`context={length}`: {takes}: give more, or `raw=True`.")
     text = "\n".join(inspect.getsource(importlib.import_module(name)) for name in TEXT_MODULES)
     ids = tokenizer(text, verbose=False).input_ids
     step = max(1, (len(ids) - room) // count)

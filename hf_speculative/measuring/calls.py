@@ -19,7 +19,7 @@ from ..generation import generate_rounds
 from ..hf_compat import compile_on_all_devices
 from ..models.shallow import exchanged
 from ..reports.timing import timed, wait_for
-from .drafts import NamedDraft
+from .settings import NamedDraft
 
 
 @dataclass(frozen=True)

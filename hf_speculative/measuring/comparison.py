@@ -12,9 +12,8 @@ from ..call.prompts import prompt_ids, settings_of_rows
 from ..tokenizers.chat import as_chat, chat_keywords, speaks_chat
 from ..tokenizers.pieces import Pieces
 from .decoder import Decoder
-from .drafts import NamedDraft
 from .rows import Prompt
-from .settings import Setting
+from .settings import NamedDraft, Setting
 
 
 @dataclass(frozen=True)

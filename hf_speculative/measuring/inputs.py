@@ -1,14 +1,21 @@
-"""Read what an evaluation needs of a data set: prompts, categories, references of a score."""
+"""Read what an evaluation needs of a data set: prompts, categories, references of a score.
+
+A score shows on the user's references that speculation does not change quality. It is a function of the lists `predictions` and
+`references` that returns a number or a dict of numbers, or an object with `compute(predictions=, references=)`, as in the
+library `evaluate`.
+"""
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
+from pkgutil import resolve_name
 from typing import Any
 
 from ..call.prompts import prompt_ids
 from ..tokenizers.chat import as_chat, speaks_chat
-from . import scores
 from .journal import BadRow
 from .results import Evaluation
 from .rows import Reader, reader
@@ -158,7 +165,7 @@ class Task:
 
     def __post_init__(self):
         self.name = self.score if isinstance(self.score, str) else getattr(self.score, "name", "score")
-        self.score = scores.resolve(self.score)
+        self.score = score_function(self.score)
 
     def read(self, rows: list, prompts: Prompts) -> None:
         """Read the references of all prompts; a row without one becomes a bad row."""
@@ -182,5 +189,47 @@ class Task:
             if not rows:  # a setting of an earlier run that was killed
                 continue
             texts, references = [row.text for row in rows.values()], [self.by_index[index] for index in rows]
-            found[setting.name] = scores.numbers(self.score(texts, references), self.name)
+            found[setting.name] = numbers_of(self.score(texts, references), self.name)
         return found
+
+
+Score = Callable[[Sequence[str], Sequence[Any]], "float | Mapping[str, float]"]
+
+
+def exact_match(predictions: Sequence[str], references: Sequence[Any]) -> dict[str, float]:
+    """The share of texts that equal their reference, ignoring white space at both ends."""
+    pairs = zip(predictions, references, strict=True)
+    matches = [text.strip() == str(expected).strip() for text, expected in pairs]
+    return {"exact_match": sum(matches) / len(matches)}
+
+
+def score_function(score: Any) -> Score:
+    """Return the score function of a function, an object with `compute`, `"exact_match"` or `"module:name"`.
+
+    Raises:
+        ValueError, TypeError: it is none of these.
+    """
+    if isinstance(score, str):
+        if score == "exact_match":
+            return exact_match
+        if not all(score.partition(":")):
+            raise ValueError(f"`score={score!r}` is not exact_match; your own is given as module:function.")
+        try:
+            score = resolve_name(score)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(f"`score={score}` cannot be imported: {error}.") from error
+    if hasattr(score, "compute"):
+        compute = score.compute
+        return lambda predictions, references: compute(predictions=predictions, references=references)
+    if not callable(score):
+        raise TypeError(f"`score` is of type {type(score).__name__}: pass a function of predictions and references.")
+    return score
+
+
+def numbers_of(result: Any, name: str) -> dict[str, float | None]:
+    """The numbers that a score returned, by name; `None` for nan, other entries left out."""
+    found = {name: result} if not isinstance(result, Mapping) else result
+    values = {str(key): float(value) for key, value in found.items() if isinstance(value, Real)}
+    if not values:
+        raise TypeError(f"the score returned {result!r}: a number or a dict of numbers is needed.")
+    return {key: value if math.isfinite(value) else None for key, value in values.items()}

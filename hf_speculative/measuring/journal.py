@@ -221,10 +221,8 @@ class Journal:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not the file of an evaluation: name one that `--results` wrote.") from error
         if version != FORMAT:
-            raise ValueError(
-                f"{path} was written by another version of hf_speculative, in format {version}, and this one reads {FORMAT}: "
-                "name another file, or use that version."
-            )
+            formats = f"another version of hf_speculative, in format {version}, and this one reads {FORMAT}"
+            raise ValueError(f"{path} was written by {formats}: name another file, or use that version.")
         return journal
 
     def write(self, path: Path) -> None:

@@ -1,7 +1,11 @@
-"""Plan an evaluation, and continue the file of an earlier run, recognised by fingerprints of its arguments."""
+"""Plan an evaluation, and continue the file of an earlier run, recognised by fingerprints of its arguments.
+
+Processes share one, each with its own batches: `accelerate launch -m hf_speculative eval ...`.
+"""
 
 import glob
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,17 +14,79 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from transformers import GenerationConfig
 
 from ..call.configuration import SpeculativeConfig
 from ..generation import attached_to
+from ..models import group_of, is_sharded
 from ..reports.environment import environment
 from .decoder import Decoder
 from .journal import FORMAT, Journal
-from .processes import Processes
 from .results import FEWEST_TOKENS, Evaluation
 from .settings import Setting, with_baselines
+
+
+def is_first_process() -> bool:
+    """Whether this process prints."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The rank of this process, and the number of processes.
+
+    Attributes:
+        writes: this process writes a file; among ranks of one sharded model, only the first does.
+        shares_model: the ranks run one sharded model and decode the same prompts.
+    """
+
+    rank: int = 0
+    count: int = 1
+    writes: bool = True
+    shares_model: bool = False
+
+    @classmethod
+    def of(cls, model) -> "Processes":
+        """From the launcher's environment and the model's sharding.
+
+        Raises:
+            ValueError: the ranks are several copies of a model that is sharded itself.
+        """
+        count = int(os.environ.get("WORLD_SIZE", "1"))
+        if count == 1:
+            return cls()
+        rank, group = int(os.environ["RANK"]), group_of(model)
+        if group is not None and distributed.get_world_size(group) < count:
+            shards = distributed.get_world_size(group)
+            raise ValueError(f"the model is sharded over {shards} of {count} processes: evaluate one copy of it.")
+        if group is not None or is_sharded(model):
+            return cls(writes=rank == 0, shares_model=True)
+        try:
+            from accelerate import PartialState
+        except ImportError as error:
+            raise ImportError("several processes need accelerate: pip install 'hf_speculative[accelerate]'.") from error
+        state = PartialState(cpu=model.device.type == "cpu")  # joins the others; it does not choose gloo by itself
+        if state.num_processes != count:
+            raise RuntimeError(f"WORLD_SIZE is {count}, but accelerate joined {state.num_processes} processes.")
+        return cls(rank, count)
+
+    def gather(self, entries: list[Any]) -> list[Any]:
+        """Gather the entries of all processes in every process, by rank; of ranks that share a model, the first one's."""
+        if self.shares_model:
+            told = [entries]
+            distributed.broadcast_object_list(told, src=0)
+            return told[0]
+        if self.count == 1:
+            return entries
+        from accelerate.utils import gather_object
+
+        return gather_object(entries)
+
+    def gather_first(self, entry: Any) -> Any:
+        """The first rank's entry where the ranks share a model, so that all decide alike; else `entry`."""
+        return self.gather([entry])[0] if self.shares_model else entry
+
 
 #: entries of each weight that are hashed
 NUM_SAMPLES = 1024
@@ -172,10 +238,8 @@ class Plan:
             before, source = theirs["drafts"].get(name), ours["drafts"][name]
             if before != source or theirs["draft_weights"][name] != ours["draft_weights"][name]:
                 difference = f"from {before!r} and not {source!r}" if before != source else "of other weights"
-                raise ValueError(
-                    f"`results={str(self.path)!r}` has another draft {name!r}, {difference}: give this one another name, "
-                    "`draft_model={name: model}`."
-                )
+                found = f"`results={str(self.path)!r}` has another draft {name!r}, {difference}"
+                raise ValueError(f"{found}: give this one another name, `draft_model={{name: model}}`.")
 
 
 def header_of(decoder: Decoder, settings: list[Setting], batch_size: int, repeats: int, processes: Processes) -> dict[str, Any]:

@@ -240,12 +240,6 @@ class Evaluation:
         found = (self.recommendation(temperature) for temperature in self.temperatures)
         return [recommendation for recommendation in found if recommendation is not None]
 
-    def speedups(self, setting: Setting) -> dict[int, Speedup]:
-        """The speedup of each batch that is done under the setting and plainly, by its number; none of plain decoding."""
-        pairs = {} if setting.is_plain else self.pairs(setting, setting.baseline)
-        found = {batch: Speedup.of([pair], self._spread) for batch, pair in pairs.items()}
-        return {batch: speedup for batch, speedup in found.items() if speedup is not None}
-
     def to_dict(self) -> dict[str, Any]:
         """Header, totals and recommendations, ready for JSON."""
         return {

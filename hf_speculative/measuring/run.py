@@ -22,16 +22,13 @@ from ..reports import files
 from ..tokenizers.chat import chat_keywords, speaks_chat
 from ..tokenizers.loading import tokenizer_of
 from .calls import Rival
-from .decoder import Decoder
-from .drafts import Drafts, named_drafts
+from .decoder import Decoder, Runner
 from .inputs import Prompts, Task, categories_of, prompts_of
 from .journal import BadRow
-from .plan import Plan, header_of
-from .processes import Processes
+from .plan import Plan, Processes, header_of
 from .results import Evaluation
 from .rows import Reader, read_rows
-from .runner import Runner
-from .settings import Setting, grid, with_baselines
+from .settings import Drafts, Setting, grid, named_drafts, with_baselines
 
 #: keywords that settings, or the evaluation itself, decide
 OF_SETTINGS = dict.fromkeys((name for name in DRAFTING if not ROWS[name].is_source), "`options`") | {

@@ -8,24 +8,13 @@ from typing import Any
 from rich.console import Console
 
 from ..call.option_table import DRAFTS
-from ..command.arguments import Machine, option, raw_setting, target_option
-from ..command.checks import check_models
 from ..command.loading import load_pair
-from ..command.prompts import built_in_prompts
-from ..command.settings import setting, with_settings
+from ..command.prompts import NUM_PYTHON, built_in_prompts
+from ..command.settings import Machine, option, raw_setting, setting, target_option, with_settings
 from ..command.terminal import loading, warn_of_host
 
 #: for the embedded pair, which repeats itself without the penalty
-PROMPTS = (
-    "class Stack:\n    def __init__(self):\n        self.items = []\n\n"
-    "    def push(self, item):\n        self.items.append(item)\n\n    def pop(self):",
-    "class Lock:\n    def __enter__(self):\n        return self\n\n"
-    "    def __exit__(self, *args):\n        self.release()\n\n    def",
-    'def read_lines(path, encoding="utf-8"):\n    """Return the lines of a file',
-)
 PENALTY = 1.2
-
-
 #: a heading among the options
 SERVER = "Server"
 
@@ -42,9 +31,6 @@ class Options:
     port: int = setting(7860, "Port to listen on.", least=1, most=65535, panel=SERVER)
     open: bool = setting(False, "Open the page in a browser.", panel=SERVER)
     machine: Machine = field(default_factory=Machine)
-
-    def __post_init__(self):
-        check_models(MODEL=self.model, draft_model=self.draft_model)
 
 
 @with_settings(Options)
@@ -78,7 +64,8 @@ def playground(settings: Options) -> None:
         models = Models(target, tokenizer, own, other, method)
         is_embedded = settings.model is None
         prompts = [settings.prompt] if settings.prompt else []
-        prompts += PROMPTS if is_embedded else built_in_prompts(speaks_chat(tokenizer) and not settings.raw)
+        found = built_in_prompts(speaks_chat(tokenizer) and not settings.raw)
+        prompts += found[:NUM_PYTHON] if is_embedded else found
         name = " and ".join(filter(None, [settings.model or "The embedded pair", settings.draft_model]))
         for _ in run(models, PageSettings(max_new_tokens=4, method=models.methods[0]), "a"):
             pass  # set-up of a first call would count against the way that runs first

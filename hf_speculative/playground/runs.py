@@ -1,6 +1,7 @@
 """Decode a prompt plainly and speculatively for the page."""
 
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,15 +14,15 @@ from ..call.configuration import as_keywords
 from ..call.option_table import DRAFTS
 from ..call.prompts import prompt_ids
 from ..call.statistics import Statistics
-from ..generation import generate, generate_rounds
-from ..grammar.call import with_grammar
-from ..grammar.processor import Walk
+from ..drafting.wrapped import Nothing
+from ..generation import generate_rounds
+from ..grammar.processor import Walk, with_grammar
 from ..models.model_state import alone
+from ..schedules import Constant
 from ..tokenizers import chat
 from ..tokenizers.pieces import Pieces
 from ..verification import RULES
 from .recording import Recorder, RoundRecord, WatchedLength
-from .turns import in_turns, stepwise
 
 #: what the page calls drafts of a model; other methods are named as in `draft_model="suffix"`
 DRAFT_MODEL = "draft model"
@@ -91,12 +92,15 @@ class Settings:
             return given | {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
         return given | {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p}
 
+    def sampling(self, target: PreTrainedModel, reproducible: bool) -> dict[str, Any]:
+        """The settings of drawing tokens, from a generator of their own; greedy decoding has none."""
+        generator = torch.Generator(target.device).manual_seed(self.seed)
+        return {} if self.is_greedy else {"reproducible": reproducible, "generator": generator}
+
     def drafting(self, models: Models) -> tuple[dict[str, Any], Recorder]:
         """The keywords that ask for drafts, and who records what they come to."""
         rule, length = RULES[self.rule](), None
-        own: dict[str, Any] = {"reproducible": not self.is_greedy and self.judge == REPRODUCIBLE}
-        if not self.is_greedy:
-            own["generator"] = torch.Generator(models.target.device).manual_seed(self.seed)
+        own = self.sampling(models.target, self.judge == REPRODUCIBLE)
         own["draft_model"] = models.draft if self.method == DRAFT_MODEL else self.method
         if self.method == DRAFT_MODEL and models.draft_tokenizer is not None:
             own |= {"tokenizer": models.tokenizer, "draft_tokenizer": models.draft_tokenizer}
@@ -192,8 +196,9 @@ def run(models: Models, settings: Settings, prompt: str, as_chat: bool = False) 
     keywords = {"input_ids": given, "attention_mask": torch.ones_like(given)} | settings.keywords(models)
     keywords |= chat.chat_keywords(target, tokenizer, raw)
     drafting, recorder = settings.drafting(models)
-    plainly = stepwise(generate, model=target, **keywords, draft_model=None)
-    ways = (plainly, generate_rounds(target, **keywords, **drafting))
+    # Plain decoding is rounds of nothing, so that it can wait: not even what a grammar forces is drafted.
+    plainly = as_keywords({"draft_model": Nothing(), "schedule": Constant(0)} | settings.sampling(target, reproducible=True))
+    ways = (generate_rounds(target, **keywords, **plainly), generate_rounds(target, **keywords, **drafting))
     decode = partial(tokenizer.decode, skip_special_tokens=as_chat)
     plain, own = (Column(Pieces(decode, before=ids)) for _ in ways)
     if "grammar" in keywords:
@@ -202,12 +207,34 @@ def run(models: Models, settings: Settings, prompt: str, as_chat: bool = False) 
     shown = Run(settings, prompt, plain, own, recorder.rounds)
     with alone(target, {}, settings.seed), closing(in_turns(ways)) as steps:
         for number, seconds, step in steps:
+            round, counts = step
             if number == 0:
-                plain.add(step, seconds)
+                plain.add(round.tokens[0], seconds)
             else:
-                round, shown.statistics = step
+                shown.statistics = counts
                 recorder.follow(round)
                 own.add(round.tokens[0], seconds, round.num_from_draft[0], len(recorder.rounds) - 1)
             yield shown
     shown.is_done = True
     yield shown
+
+
+def in_turns(runs: Sequence[Generator[Any, Any, Any]]) -> Generator[tuple[int, float, Any], None, None]:
+    """The steps of all runs, each with its run's number, and the seconds that the run's own steps took so far.
+
+    The next step is always made by the run that has had least time. Closing it early closes them.
+    """
+    seconds, running = [0.0] * len(runs), list(range(len(runs)))
+    try:
+        while running:
+            number = min(running, key=lambda n: seconds[n])
+            start = time.perf_counter()
+            step = next(runs[number], None)
+            seconds[number] += time.perf_counter() - start
+            if step is None:
+                running.remove(number)
+            else:
+                yield number, seconds[number], step
+    finally:
+        for run in runs:
+            run.close()

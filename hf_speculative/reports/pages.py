@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
+from rich.text import Text
 
 #: what is not seen, or turns text around (Unicode's Cf, Zl and Zp): soft hyphen, marks and overrides of direction, spaces
 #: without width, fillers, tags; not the joiners and the number signs that scripts and emoji are written with
@@ -45,3 +46,8 @@ def templates() -> Environment:
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,  # not Markup
     )
+
+
+def as_text(text: str, style: str = "") -> Text:
+    """Never markup, for a name may hold what rich, or the terminal, would obey."""
+    return Text(visible(text), style)

@@ -1,7 +1,7 @@
-"""The web application with OpenAI's endpoints, on FastAPI."""
+"""The web application with OpenAI's endpoints, on FastAPI, and counts for Prometheus, under vLLM's names."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -9,13 +9,14 @@ from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 from transformers import PreTrainedModel
 
 from .answers import Answer, TextAnswer, sse
 from .engine import Closed, Engine, QueueFull
 from .guard import MAX_BODY, Guard, error_body, error_of
-from .metrics import EngineMetrics
 from .protocol import Chat, Completion, Sampling, Tokenize, UnknownModel, parse
 from .replies import TOLD, Event, Reply, words_of
 from .responses import ResponseAnswer, Responses
@@ -172,3 +173,42 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException):
         return error_of(error.status_code, str(error.detail))
     return error_of(_status(error), words_of(error), getattr(error, "param", None), getattr(error, "code", None))
+
+
+class EngineMetrics(Collector):
+    """Counts of an engine, read at each scrape.
+
+    Args:
+        name: of the model, a label of all metrics.
+    """
+
+    def __init__(self, engine: Engine, name: str):
+        self.engine, self.name = engine, name
+
+    def collect(self) -> Iterator[Metric]:
+        engine, counts, num_prompt_tokens = self.engine, self.engine.statistics, self.engine.num_prompt_tokens
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        for kind, name, text, value in (
+            (gauge, "num_requests_running", "Requests in the batch.", engine.num_running),
+            (gauge, "num_requests_waiting", "Requests that wait for a lane.", engine.num_waiting),
+            (counter, "prompt_tokens", "Tokens of prompts.", num_prompt_tokens),
+            (counter, "prefix_cache_queries", "Tokens of prompts, looked for in the rows that run.", num_prompt_tokens),
+            (counter, "prefix_cache_hits", "Of these, tokens that were cached already.", engine.num_cached_tokens),
+            (counter, "generation_tokens", "Tokens generated.", counts.num_new_tokens),
+            (counter, "spec_decode_num_drafts", "Drafts that were verified.", counts.num_spec_steps),
+            (counter, "spec_decode_num_draft_tokens", "Draft tokens proposed.", counts.num_draft_tokens),
+            (counter, "spec_decode_num_accepted_tokens", "Draft tokens accepted.", counts.num_accepted_draft_tokens),
+        ):
+            yield self._family(kind, name, text, {(): value})
+        later = counts.acceptance_histogram[1:]
+        accepted = {(str(i),): sum(later[i:]) for i in range(len(later))}
+        text = "Drafts whose token at this position was accepted."
+        yield self._family(counter, "spec_decode_num_accepted_tokens_per_pos", text, accepted, "position")
+        ended = {(how,): num for how, num in list(engine.ended.items())}
+        yield self._family(counter, "request_success", "Requests that ended, by how.", ended, "finished_reason")
+
+    def _family(self, kind, name: str, text: str, values: Mapping[Any, int], *labels: str) -> Metric:
+        family = kind(f"vllm:{name}", text, labels=["model_name", *labels])
+        for keys, value in values.items():
+            family.add_metric([self.name, *keys], value)
+        return family

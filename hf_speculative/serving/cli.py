@@ -8,10 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from ..command.arguments import Machine, option, target_option, with_drafting_options
-from ..command.checks import check_models, naming
+from ..command.checks import naming
 from ..command.loading import load_pair, loadable
-from ..command.settings import setting, with_settings
+from ..command.settings import Machine, option, setting, target_option, with_drafting_options, with_settings
 from ..command.terminal import loading, warn_of_host
 
 #: time for running answers to end after a signal to stop
@@ -42,9 +41,6 @@ class Options:
     max_tokens: int | None = setting(None, "Tokens of an answer, at most. Default: all that fit.", least=1, panel=LIMITS)
     max_body: int = setting(8 * 2**20, "Bytes of a request's body.", least=1, panel=LIMITS)
     machine: Machine = field(default_factory=Machine)
-
-    def __post_init__(self):
-        check_models(MODEL=self.model, draft_model=self.draft_model)
 
 
 @with_drafting_options("draft_model")
@@ -95,10 +91,8 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
         if choose(target).name == "ragged":
             engine = Engine(
                 target,
-                max_lanes=settings.max_lanes,
-                max_waiting=settings.max_waiting,
-                max_length=settings.max_length,
                 tokenizer=getattr(processor, "tokenizer", processor),
+                **{name: getattr(settings, name) for name in ("max_lanes", "max_waiting", "max_length")},
                 **keywords,
             )
         else:
@@ -110,12 +104,10 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
             processor,
             name,
             engine,
-            max_body=settings.max_body,
             api_key=api_key,
             allow_origins=[origin.strip() for origin in settings.allow_origin.split(",") if origin.strip()],
-            max_tokens=settings.max_tokens,
-            max_length=settings.max_length,
             generate_kwargs=keywords,
+            **{name: getattr(settings, name) for name in ("max_body", "max_tokens", "max_length")},
         )
     if engine is None:
         console.print(f"{type(target).__name__} {choose(target).reason}: requests are served one at a time.")

@@ -34,9 +34,8 @@ from ..models.execution import note_decoded
 from ..tokenizers.chat import ids_of
 from ..types import Batch, Round
 from ..verification import SampledVerification
-from . import media
 from .requests import Request, logprobs_of, prepare_request
-from .rows import Parked, PerRequestSamplers, PerRequestStopping, Rows, Running
+from .rows import Parked, PerRequestSamplers, PerRequestStopping, Rows, Running, admit, read_prompt, takes_media
 
 #: where neither the model nor the server has a limit
 DEFAULT_MAX_LENGTH = 2**15
@@ -95,7 +94,7 @@ class Engine:
         self.options = self._options(kwargs, tokenizer)
         checks.check_ragged(self.model, choose(self.model), "a server's engine")
         self._check_drafts()
-        self.takes_media = media.takes_media(self.model, self.options)
+        self.takes_media = takes_media(self.model, self.options)
         self.max_length = most_tokens(self.model, max_length)
         eos = ids_of(setting_of(self.model, {}, "eos_token_id"))
         self.pad = first_given(setting_of(self.model, {}, "pad_token_id"), *eos, 0)
@@ -129,10 +128,8 @@ class Engine:
         drafter.release()
         if drafter.keeps_rows_together:
             draft = self.options.source.draft_model
-            raise ValueError(
-                f"a server's requests come and go, and {type(draft).__name__} has one cache length for all of them: use "
-                "another `draft_model`, or leave it out."
-            )
+            why = f"{type(draft).__name__} has one cache length for all of them"
+            raise ValueError(f"a server's requests come and go, and {why}: use another `draft_model`, or leave it out.")
 
     @property
     def num_running(self) -> int:
@@ -270,12 +267,12 @@ class Engine:
         config.max_length = self.max_length  # others may be longer
         inputs = Inputs(request.inputs.input_ids, config, mask)
         target, drafter = target_and_drafter(self.options, model, inputs, inputs.input_ids)
-        target.keeps_done, target.admit = False, partial(media.admit, model, target)  # type: ignore[method-assign]
+        target.keeps_done, target.admit = False, partial(admit, model, target)  # type: ignore[method-assign]
         batch = Rows(running, first, self.max_length, self.pad, self._take, lambda last: self._park(last, target))
         batch.shares_prefixes = target.shares_prefixes
         parked, self._parked = self._parked, None
         if request.inputs.has_media:
-            media.read_prompt(model, target, batch, request)
+            read_prompt(model, target, batch, request)
         elif parked is not None:
             parked.give(batch, target, model)
         sampler = PerRequestSamplers(running, num_logits(model))

@@ -15,7 +15,7 @@ from ..call.configuration import Options
 from ..call.parts import make_sampler
 from ..call.preparation import with_stop_strings
 from ..call.statistics import RowStatistics
-from ..grammar.call import with_grammar
+from ..grammar.processor import with_grammar
 from ..hf_compat import CACHE
 from ..models import Inputs, device_of
 from ..sampling.logits_processors import Processors
@@ -69,10 +69,8 @@ def check_room(num_before: int, num_new: int, max_length: int) -> None:
         ValueError: both are longer than `max_length`.
     """
     if num_before + num_new > max_length:
-        raise ValueError(
-            f"the prompt has {num_before} tokens and {num_new} new ones are asked for, more than the {max_length} that "
-            "fit: shorten the prompt, or give a smaller `max_tokens`."
-        )
+        asked = f"the prompt has {num_before} tokens and {num_new} new ones are asked for, more than the {max_length} that fit"
+        raise ValueError(f"{asked}: shorten the prompt, or give a smaller `max_tokens`.")
 
 
 class Run:

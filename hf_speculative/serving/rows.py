@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from ..call.configuration import Options
 from ..call.prompts import padded
 from ..hf_compat import ACTIVE_ADAPTER, DISABLE_ADAPTERS, version_of
 from ..interfaces import CachedModel, Sampler, Stopping
+from ..models import MultimodalModel, is_recurrent, is_tested_multimodal, is_tested_universal
 from ..sampling.samplers import ProcessedSampler
 from ..types import Batch, Guide, Prefix, Tree, shared_prefixes
 from .requests import Request
@@ -236,3 +240,31 @@ def weights_of(model: nn.Module) -> tuple:
     written = [(p.data_ptr(), version_of(p)) for p in model.parameters()]
     layers = [vars(module) for module in model.modules() if ACTIVE_ADAPTER in vars(module)]
     return written, [(str(layer[ACTIVE_ADAPTER]), layer.get(DISABLE_ADAPTERS)) for layer in layers]
+
+
+def takes_media(model: PreTrainedModel, options: Options) -> bool:
+    """Whether an engine for `model` runs such requests; known types alone, since a trial would need the model for itself."""
+    source, is_known = options.source, is_tested_universal(model) and is_tested_multimodal(model)
+    reads_target = source.reads_target or source.needs_ragged
+    return is_known and not (reads_target or options.is_bitwise or is_recurrent(model))
+
+
+def read_prompt(model: PreTrainedModel, target: CachedModel, batch: Batch, request: Request) -> None:
+    """Let the only row of `batch`, which is unread, begin with all of its prompt but the last token."""
+    reader, row = MultimodalModel(model, request.inputs), copy.copy(batch)
+    reader.logits(row, ahead=0, num_last=1)
+    row.prefixes = [Prefix(0, len(request.ids) - 1)]
+    target.share(reader, row)
+    reader.release()
+
+
+def admit(model: PreTrainedModel, target: CachedModel, newcomers: Rows, lanes: list[int]) -> None:
+    """`target.admit`, also of a request with an image."""
+    if not newcomers.has_media:
+        type(target).admit(target, newcomers, lanes)
+        return
+    fresh = target.fresh()
+    read_prompt(model, fresh, newcomers, newcomers.running[newcomers.rows[0]])
+    fresh.prefill(newcomers)
+    target.num_forwards = fresh.num_forwards
+    target.take(fresh, lanes)

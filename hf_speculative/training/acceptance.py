@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from ..batches import generate_batches
 from ..call.statistics import Statistics
 from ..distillation.sampling_params import SamplingParams
-from ..measuring.processes import Processes
+from ..measuring.plan import Processes
 from ..models.model_state import alone
 from .settings import Settings
 

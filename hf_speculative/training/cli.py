@@ -8,11 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..command.arguments import DATA, Machine, Reading
-from ..command.checks import check_data, check_models
+from ..command.checks import check_data, check_model
 from ..command.interrupts import STOPPED, ends_at_once
 from ..command.loading import load_embedded, load_target
-from ..command.settings import setting, with_settings
+from ..command.settings import DATA, Machine, Reading, setting, with_settings
 from ..command.terminal import loading
 from .settings import HOW, Settings
 
@@ -21,7 +20,9 @@ from .settings import HOW, Settings
 class Options:
     """Options of the command, beside the settings of `train`."""
 
-    target: str | None = setting(None, "The model to draft for. Default: the embedded target.", is_argument=True)
+    target: str | None = setting(
+        None, "The model to draft for. Default: the embedded target.", is_argument=True, check=check_model
+    )
     data: str | None = setting(
         None,
         "Prompts: a file (.jsonl, .txt, also .gz; .json, .csv, .parquet), a folder, or a Hub name. Default: the target writes "
@@ -44,7 +45,6 @@ class Options:
             check_data("--data", self.data)
         elif idle := self.reading.given + ["--answers"] * (self.answers is not None):
             raise ValueError(f"{', '.join(idle)} is about --data: name a file, a folder or a Hub data set.")
-        check_models(TARGET=self.target)
         if self.resume and not self.output.exists():
             raise ValueError(f"--resume: there is no run in {self.output}: name its folder by --output.")
 
@@ -72,7 +72,7 @@ def train_command(settings: Options) -> None:
     """
     options = settings
     with ends_at_once():
-        from ..measuring.processes import is_first_process
+        from ..measuring.plan import is_first_process
         from ..measuring.render.screen import print_table
         from . import train, wording
         from .deadline import Watch

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ..measuring.processes import Processes
+from ..measuring.plan import Processes
 
 #: of a run's time, when prompts and answers end; of what is left after them, what measuring may take; what is kept for writing
 PROMPTING, ANSWERING, MEASURING, WRITING = 0.1, 0.4, 0.3, 0.05

@@ -17,8 +17,7 @@ from ..drafting.tables import TablesSource
 from ..generation import attach, detach
 from ..hf_compat.training import keep_to_one_device
 from ..measuring.inputs import Prompts
-from ..measuring.plan import fingerprint
-from ..measuring.processes import Processes
+from ..measuring.plan import Processes, fingerprint
 from ..models import num_parameters
 from ..reports import files
 from ..reports.environment import environment

@@ -3,8 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..command.arguments import DATA
-from ..command.settings import check_ranges, setting
+from ..command.settings import DATA, check_ranges, setting
 from ..distillation.sampling_params import SamplingParams
 
 #: learned in one reading, without steps

@@ -6,14 +6,12 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from ..command.arguments import Reading
-from ..embedded.examples import short_name
-from ..hub import card_text
-from ..hub.card_text import without_folders
+from ..command.settings import Reading
+from ..embedded import short_name
+from ..hub.card import usage as usage_of_pair, without_folders
 from ..hub.readme import edit, escaped, render, with_tags
 from ..measuring import plan
-from ..measuring.render import markdown
-from ..measuring.render.result_table import DASH, Line, Table
+from ..measuring.render.result_table import DASH, Line, Table, of_table
 from ..names import EXAMPLES
 from ..reports import files
 from ..reports.formats import number, percent, plural
@@ -136,7 +134,7 @@ def usage(result: Trained) -> str:
     """Lines to paste. A folder of this machine is named without those around it, which others do not have."""
     names = (result.target, result.folder)
     target, folder = (short(name) if Path(name).is_absolute() else str(name) for name in names)
-    return card_text.usage(target, bool(result.data.get("is_chat")), folder)
+    return usage_of_pair(target, bool(result.data.get("is_chat")), folder)
 
 
 def write(result: Trained) -> None:
@@ -155,8 +153,8 @@ def text(result: Trained, existing: str = "") -> str:
         kind=result.kind[:1].upper() + result.kind[1:],
         summary=summary(result),
         usage=usage(result),
-        table=Markup("\n".join(markdown.of_table(acceptance(result), "decoding"))),
-        curve=Markup("\n".join(markdown.of_table(curve(result), "steps"))),
+        table=Markup("\n".join(of_table(acceptance(result), "decoding"))),
+        curve=Markup("\n".join(of_table(curve(result), "steps"))),
         facts=facts(result),
         hardware=f"{where['device']}; cores: {where['cores']}, threads: {where['threads']}; {versions}",
         command=without_folders(where["command"]),

@@ -10,7 +10,7 @@ import torch
 from transformers import LogitsProcessor
 
 import hf_speculative as hs
-from hf_speculative.call import learned, stored_costs
+from hf_speculative.call import learned
 from hf_speculative.drafting.source import DraftSource
 from hf_speculative.models import artifacts
 from hf_speculative.schedules import Adaptive, Costs, RoundCosts, round_costs
@@ -141,8 +141,8 @@ def test_a_process_starts_from_the_costs_that_earlier_ones_learned(pair, machine
     for kind in ((before, after), (before.settled()[0], after.settled()[0])):
         first, second = (costs(1).steps(8, 8) for costs in kind)
         assert first == pytest.approx(1.4 + 0.35 * 8, rel=0.12) and second == pytest.approx(first, rel=0.05)
-    stored_costs.restore(before, (), *pair)
-    stored_costs.restore(after, (), tiny.llama(layers=2), pair[1])
+    learned.restore_costs(before, (), *pair)
+    learned.restore_costs(after, (), tiny.llama(layers=2), pair[1])
     assert before.path != after.path
 
 

@@ -10,8 +10,7 @@ from hf_speculative.compatibility import answer, doctor, running
 from hf_speculative.compatibility.doctor import Examination, Reading, other_readings, read_as
 from hf_speculative.compatibility.running import short_evaluation
 from hf_speculative.heads.eagle3 import Eagle3Model
-from hf_speculative.measuring.drafts import NamedDraft
-from hf_speculative.measuring.settings import Setting
+from hf_speculative.measuring.settings import NamedDraft, Setting
 from tests.support import heads, tied
 
 PROMPTS = [[5 + 3 * i, 9, 3 + 2 * i] for i in range(12)]

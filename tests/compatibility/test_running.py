@@ -8,10 +8,9 @@ import torch
 
 from hf_speculative.call.sources import source_of
 from hf_speculative.compatibility import running
-from hf_speculative.compatibility.advice import Advice
+from hf_speculative.compatibility.answer import Advice
 from hf_speculative.compatibility.running import candidates, decodings, of_draft, short_evaluation
-from hf_speculative.measuring.drafts import NamedDraft
-from hf_speculative.measuring.settings import Setting
+from hf_speculative.measuring.settings import NamedDraft, Setting
 from hf_speculative.models.model_state import kept_with
 from tests.architectures.check import build
 from tests.support import tied

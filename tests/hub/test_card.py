@@ -15,8 +15,8 @@ from markdown_it import MarkdownIt
 
 import hf_speculative as hs
 from hf_speculative.hub import card as card_module
-from hf_speculative.hub.figures import choose_draft, data_set_name
-from hf_speculative.hub.pairing_file import FILE_NAME
+from hf_speculative.hub.card import choose_draft, data_set_name
+from hf_speculative.hub.pairing import FILE_NAME
 from hf_speculative.reports.pages import visible
 
 

@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard
 
 from hf_speculative.compatibility.fit import made_for
 from hf_speculative.heads import load_head
-from hf_speculative.hub.head import export_head
+from hf_speculative.hub.export import export_head
 from tests.support import heads, tiny
 from tests.support.command import run_command
 

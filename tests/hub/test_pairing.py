@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, T5Config, T5For
 import hf_speculative as hs
 from hf_speculative.hub import pairing as pairing_module
 from hf_speculative.hub.export import export_generate
-from hf_speculative.hub.pairing_file import FILE_NAME, Pairing
+from hf_speculative.hub.pairing import FILE_NAME, Pairing
 from hf_speculative.verification import TokenVerification
 from tests.support import tiny, tongues
 from tests.support.plain import Collect

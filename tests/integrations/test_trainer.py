@@ -9,8 +9,7 @@ from transformers import GenerationConfig, Seq2SeqTrainer, TrainingArguments
 from transformers.utils.quantization_config import QuantizationMethod
 
 import hf_speculative as hs
-from hf_speculative.integrations.trainer import SpeculativeSeq2SeqTrainer
-from hf_speculative.integrations.trainer.prompts import completions_of, prompts_of
+from hf_speculative.integrations.trainer import SpeculativeSeq2SeqTrainer, completions_of, prompts_of
 from hf_speculative.models import pool
 from hf_speculative.models.shallow import REPLACED
 from tests.architectures.check import build

@@ -8,7 +8,7 @@ import pytest
 from hf_speculative import embedded_pair
 from hf_speculative.measuring.commands import demo
 from hf_speculative.measuring.comparison import Texts
-from hf_speculative.measuring.drafts import NamedDraft
+from hf_speculative.measuring.settings import NamedDraft
 from tests.support.command import run_command
 
 
@@ -41,7 +41,7 @@ def test_the_command_shows_it():
 
 @pytest.mark.real
 def test_a_chat_model_answers(monkeypatch):
-    from hf_speculative.embedded.examples import example_pair
+    from hf_speculative.embedded import example_pair
 
     try:
         example_pair()

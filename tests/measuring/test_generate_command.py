@@ -11,7 +11,7 @@ from hf_speculative.command.prompts import BEGINNINGS
 from hf_speculative.measuring import Setting, calls
 from hf_speculative.measuring.commands import prompts
 from hf_speculative.measuring.comparison import Texts
-from hf_speculative.measuring.drafts import NamedDraft
+from hf_speculative.measuring.settings import NamedDraft
 from tests.architectures.check import build
 from tests.support import tongues
 from tests.support.command import run_command

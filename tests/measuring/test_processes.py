@@ -11,8 +11,7 @@ import pytest
 
 import hf_speculative as hs
 from hf_speculative.call.statistics import RowStatistics
-from hf_speculative.measuring.plan import Plan
-from hf_speculative.measuring.processes import Processes
+from hf_speculative.measuring.plan import Plan, Processes
 from tests.support.evaluations import TEXTS, counts
 
 

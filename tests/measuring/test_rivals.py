@@ -7,7 +7,7 @@ import torch
 
 from hf_speculative.measuring import Decoded, Rival, Setting
 from hf_speculative.measuring.calls import assisted, timed_generate
-from hf_speculative.measuring.drafts import NamedDraft
+from hf_speculative.measuring.settings import NamedDraft
 from tests.support.evaluations import TEXTS
 
 OURS = Setting(draft_model="draft", num_draft_tokens=3)

@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree
 
-from hf_speculative.playground import drawing, wording
+from hf_speculative.playground import drawing
 from hf_speculative.playground.recording import Guess, Place, RoundRecord
 from tests.support.snapshots import assert_as_stored
 
@@ -35,16 +35,16 @@ def record(rule="token", is_greedy=False, num_kept=1, is_cut=False, **kwargs):
 
 def test_what_is_said_of_rounds_and_their_places():
     first = record(guesses=[], places=[record(num_kept=3).places[3]], tokens=[3], num_from_draft=0, start=0)
-    assert wording.headline(record(guesses=[], num_from_draft=0)) == "Nothing was drafted"
+    assert drawing.headline(record(guesses=[], num_from_draft=0)) == "Nothing was drafted"
     rounds = {"the prompt": first}
     rounds |= {"ended": record(num_kept=2, is_cut=True), "all kept": record(num_kept=3)}
     rounds |= {rule: record(rule) for rule in ("token", "block", "sampled")}
     rounds["greedy"] = record("sampled", is_greedy=True)
     said = []
     for kind, found in rounds.items():
-        said += ["", f"{kind}: {wording.headline(found)}"]
-        said += [f"  {i}: {wording.why(found, i, name)}" for i in range(len(found.places))]
-        said += [f"  token {i}: {wording.of_token(found, i)}" for i in range(len(found.tokens))]
+        said += ["", f"{kind}: {drawing.headline(found)}"]
+        said += [f"  {i}: {drawing.why(found, i, name)}" for i in range(len(found.places))]
+        said += [f"  token {i}: {drawing.of_token(found, i)}" for i in range(len(found.tokens))]
     assert_as_stored("playground.txt", "\n".join(said[1:]) + "\n")
 
 

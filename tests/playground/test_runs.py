@@ -1,7 +1,6 @@
 """Both texts are what `generate` gives, whatever watches the rounds."""
 
 import copy
-import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative.playground import turns
+from hf_speculative.playground import runs
 from hf_speculative.playground.runs import DRAFT_MODEL, Settings, run
 
 PROMPT = "def mean(values):\n"
@@ -51,7 +50,7 @@ def test_tokens_that_a_grammar_forces_are_marked(decoded, settings):
         assert token.is_forced == (token.is_from_draft and not text.endswith("call(")), text
         text += token.text
     assert sum(token.is_forced for token in tokens) > len(tokens) / 2
-    assert not any(token.is_forced for token in shown.plain.tokens)
+    assert not any(token.is_forced for token in shown.plain.tokens) and len(shown.plain.times) == len(shown.plain.ids)
 
 
 def test_settings_that_are_none_are_refused_before_anything_runs(models):
@@ -69,31 +68,15 @@ def test_a_message_goes_through_the_template(models, decoded):
     assert shown.own.ids == decoded("[hi]", max_new_tokens=6).own.ids
 
 
-def test_nothing_runs_that_nobody_asks_for():
-    made = []
-
-    def generate(streamer):
-        streamer.put(torch.tensor([[1]]))
-        for token in range(9):
-            made.append(token)
-            streamer.put(torch.tensor([token]))
-
-    steps = turns.stepwise(generate)
-    assert [next(steps), next(steps)] == [[0], [1]] and made == [0, 1]
-    num_threads = threading.active_count()
-    steps.close()
-    assert made == [0, 1] and threading.active_count() == num_threads - 1
-
-
 def test_who_has_had_least_time_is_next(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(runs, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
 
     def steps(letters, cost):
         for letter in letters:
             clock[0] += cost
             yield letter
 
-    found = list(turns.in_turns([steps("abcd", 1.0), steps("AB", 2.5)]))
+    found = list(runs.in_turns([steps("abcd", 1.0), steps("AB", 2.5)]))
     assert "".join(step for _, _, step in found) == "aAbcBd"
     assert [seconds for number, seconds, _ in found if number == 1] == [2.5, 5.0]

@@ -11,7 +11,7 @@ def run_as(monkeypatch, **execution) -> None:
     """Where `optimize` is not False, passes run as this `Execution` says, and the kernel takes layers of any size."""
     monkeypatch.setattr(linears, "LEAST_BYTES", 0)
     chosen = Execution(**execution)
-    for place in ("call.attached", "call.configuration", "call.plain"):
+    for place in ("call.attached", "call.configuration"):
         monkeypatch.setattr(f"hf_speculative.{place}.execution_of", lambda optimize, _: chosen if optimize else EAGER)
 
 

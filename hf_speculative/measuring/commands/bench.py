@@ -13,15 +13,14 @@ import typer
 from rich.console import Console
 
 from ...call.option_table import DRAFTS, checked
-from ...command.arguments import Machine, option, raw_setting, target_option
-from ...command.checks import check_models, check_outputs, numbers
+from ...command.checks import numbers
 from ...command.interrupts import STOPPED, ends_at_once
 from ...command.loading import load_pair
-from ...command.settings import check_ranges, setting, with_settings
+from ...command.settings import Machine, option, raw_setting, setting, target_option, with_settings
 from ...command.terminal import loading
 from ...reports import files
 from ..methods import DEFAULT_METHODS, METHODS
-from .evaluate import ADAPTIVE, LENGTHS, draft_lengths
+from .evaluate import ADAPTIVE, FORMATS, LENGTHS, draft_lengths
 
 # Nothing that imports torch: `--help` answers at once.
 if TYPE_CHECKING:
@@ -61,14 +60,11 @@ class Options:
     raw: bool = raw_setting()
     machine: Machine = field(default_factory=Machine)
     results: Path | None = setting(None, "Folder of results, one file for each cell. The same command continues them.")
-    report: Path | None = setting(None, "Write all tables to this file: Markdown if it ends in .md, else an HTML page.")
-    json_file: Path | None = setting(None, "Write all figures to this JSON file.", "--json")
+    report: Path | None = setting(None, f"Write all tables to this file: {FORMATS}.", check=files.check_output)
+    json_file: Path | None = setting(None, "Write all figures to this JSON file.", "--json", check=files.check_output)
     glossary: bool = setting(False, "Say below the tables what the figures mean.")
 
     def __post_init__(self):
-        check_ranges(self)
-        check_models(model=self.model, draft_model=self.draft_model)
-        check_outputs(json=self.json_file, report=self.report)
         if self.suite and self.context != "64":
             raise ValueError("--context has no effect beside --suite: leave it out.")
         if self.num_prompts != 80 and not self.suite:
@@ -179,7 +175,7 @@ def _pair(settings: Options) -> "Pair":
     from ...embedded import HEAD
     from ...models.loading import load_model
     from ..bench import Pair
-    from ..drafts import NamedDraft
+    from ..settings import NamedDraft
 
     asked = (settings.model, settings.draft_model, settings.machine, ("--model", "--draft-model"))
     target, draft, tokenizer, draft_tokenizer = load_pair(*asked, needs_draft=True)

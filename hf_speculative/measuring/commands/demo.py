@@ -12,16 +12,13 @@ from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...call.attached import attached_to
-from ...embedded import embedded_pair
-from ...embedded.examples import example_pair
+from ...embedded import embedded_pair, example_pair
 from ...generation import attach
-from ...reports.pages import visible
-from ...reports.terminal import as_text
+from ...reports.pages import as_text, visible
 from ...tokenizers.chat import speaks_chat
 from ..comparison import Piece, Texts
-from ..drafts import NamedDraft
 from ..render.screen import MEANING, STYLES
-from ..settings import Setting
+from ..settings import NamedDraft, Setting
 from ..speedup import Speedup, Work, interval
 
 #: texts are replayed this many times slower, to be followed by eye

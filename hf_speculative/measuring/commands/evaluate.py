@@ -10,24 +10,27 @@ from rich.console import Console
 from rich.text import Text
 
 from ...call.option_table import DRAFTS, ROWS, checked
-from ...command.arguments import GRAMMAR, Machine, Reading, option, target_option, with_drafting_options
-from ...command.checks import check_data, check_models, check_outputs, naming, numbers
+from ...command.checks import check_data, naming, numbers
 from ...command.interrupts import STOPPED, ends_at_once
 from ...command.loading import load_embedded, load_target, loadable
-from ...command.settings import setting, with_settings
+from ...command.settings import GRAMMAR, Machine, Reading, option, setting, target_option, with_drafting_options, with_settings
 from ...command.terminal import loading
 from ...reports import files
 
 ADAPTIVE = "adaptive"
 #: a list of draft lengths on a command line
 LENGTHS = f"Several with commas; {ADAPTIVE}: chosen each round, by measured cost."
+#: options that are keywords of `evaluate`
+SAME = ("score", "references", "max_new_tokens", "batch_size", "seed")
+#: how a report is written
+FORMATS = "Markdown if it ends in .md, else an HTML page"
 
 
 @dataclass(frozen=True)
 class Options:
     """Options of the command."""
 
-    dataset: str = setting(..., "A file (.jsonl, .txt, .json, .csv, .tsv, .parquet), a folder, or a name on the Hub.")
+    dataset: str = setting(..., "A file (.jsonl, .txt, .json, .csv, .tsv, .parquet), folder or Hub name.", check=check_data)
     model: str | None = target_option("Target", is_argument=False)
     draft_model: list[str] | None = option("draft_model", also="Repeat the option for several to compare.")
     reading: Reading = field(default_factory=Reading)
@@ -43,16 +46,11 @@ class Options:
     seed: int = setting(0, "Random seed for sampling, the same for every setting.")
     score: str | None = setting(None, "A task score: exact_match, or your own as module:function.")
     references: str | None = setting(None, "What the score compares with: a column, or a Jinja template.")
-    results: Path = setting(Path("eval.jsonl"), "File of results, a line a call. The same command continues it.")
-    report: Path | None = setting(None, "Write a report to this file: Markdown if it ends in .md, else an HTML page.")
-    json_file: Path | None = setting(None, "Write all totals to this JSON file.", "--json")
+    results: Path = setting(Path("eval.jsonl"), "File of results. The same command continues it.", check=files.check_output)
+    report: Path | None = setting(None, f"Write a report to this file: {FORMATS}.", check=files.check_output)
+    json_file: Path | None = setting(None, "Write all totals to this JSON file.", "--json", check=files.check_output)
     glossary: bool = setting(False, "Say below the tables what the figures mean.")
     machine: Machine = field(default_factory=Machine)
-
-    def __post_init__(self):
-        check_outputs(results=self.results, report=self.report, json=self.json_file)
-        check_data("--dataset", self.dataset)
-        check_models(model=self.model, draft_model=self.draft_model)
 
 
 @with_drafting_options("num_draft_tokens", "prompt_lookup_num_tokens", several=True)
@@ -76,7 +74,7 @@ def eval_command(settings: Options, drafting: dict[str, Any]) -> None:
     where it stopped. A row that cannot be used is recorded and skipped.
     """
     with ends_at_once():  # not above, since it imports torch: `--help` answers at once
-        from ..processes import is_first_process
+        from ..plan import is_first_process
         from ..render import page, screen
         from ..run import evaluate_until_stopped
 
@@ -87,11 +85,10 @@ def eval_command(settings: Options, drafting: dict[str, Any]) -> None:
         drafting["prompt_lookup_num_tokens"] = numbers("--prompt-lookup", settings.prompt_lookup, int)
     named = {name: value for name, value in drafting.items() if ROWS[name].is_source}
     sources: dict[str, Any] = {n: value if isinstance(value, list) else [value] for n, value in named.items()}
-    of_rows: dict[str, Any] = {"top_k": settings.top_k, "top_p": settings.top_p, "stop_strings": settings.stop}
-    of_rows |= {"grammar": settings.grammar}
+    of_rows: dict[str, Any] = {"top_k": settings.top_k, "top_p": settings.top_p, "grammar": settings.grammar}
+    of_rows |= {"stop_strings": settings.stop}
     with loading(err):
         target, drafts, tokenizer = _load(settings)
-    results = settings.results
     evaluation, is_stopped = evaluate_until_stopped(
         target,
         drafts,
@@ -100,22 +97,18 @@ def eval_command(settings: Options, drafting: dict[str, Any]) -> None:
         num_draft_tokens=lengths,
         temperatures=temperatures,
         options={name: value for name, value in drafting.items() if name not in sources},
-        score=settings.score,
-        references=settings.references,
-        max_new_tokens=settings.max_new_tokens,
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        results=results,
+        results=settings.results,
+        **{name: getattr(settings, name) for name in SAME},
         **settings.reading.keywords,
         **sources,
         **{name: value for name, value in of_rows.items() if value is not None},
     )
     if is_stopped:
-        err.print(Text(f"stopped; {results} has what was measured so far, and the same command continues from there."))
+        err.print(Text(f"stopped; {settings.results} has what was measured so far, and the same command continues from there."))
     if not is_first_process():
         return
     screen.print_evaluation(Console(highlight=False), evaluation, settings.glossary)
-    err.print(Text(f"results: {results}"))
+    err.print(Text(f"results: {settings.results}"))
     if settings.json_file is not None:
         files.write(settings.json_file, json.dumps(evaluation.to_dict(), indent=1) + "\n")
     if settings.report is not None:

@@ -13,12 +13,19 @@ from rich.console import Console
 from rich.text import Text
 
 from ...call.option_table import DRAFTS, ROWS
-from ...command.arguments import GRAMMAR, ExactMachine, option, raw_setting, target_option, with_drafting_options
-from ...command.checks import check_models
 from ...command.interrupts import STOPPED
 from ...command.loading import load_pair
 from ...command.prompts import built_in_prompts
-from ...command.settings import setting, with_settings
+from ...command.settings import (
+    GRAMMAR,
+    ExactMachine,
+    option,
+    raw_setting,
+    setting,
+    target_option,
+    with_drafting_options,
+    with_settings,
+)
 from ...command.terminal import loading
 
 #: the most prompts whose texts are shown by default
@@ -55,9 +62,6 @@ class Options:
     json: bool = setting(False, "Print a JSON line for each prompt, then one with the totals.")
     glossary: bool = setting(False, "Say below the table what the figures mean.")
 
-    def __post_init__(self):
-        check_models(model=self.model, draft_model=self.draft_model)
-
 
 @with_drafting_options("num_draft_tokens")
 @with_settings(Options)
@@ -88,10 +92,9 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
     with loading(err, "importing torch and transformers"):
         from ...tokenizers.chat import speaks_chat
         from ..comparison import Texts
-        from ..drafts import NamedDraft
         from ..render import screen
         from ..run import evaluate_until_stopped
-        from ..settings import Setting
+        from ..settings import NamedDraft, Setting
         from .prompts import given_prompts
     names_source = any(ROWS[name].is_source for name in drafting)
     if settings.model is not None and draft_model is None and not names_source:

@@ -8,7 +8,7 @@ from typing import Any
 from ...reports import files, pages
 from ...reports.formats import plural
 from ..results import Evaluation
-from . import markdown, result_table, wording
+from . import result_table, wording
 
 
 def write(found: Mapping[Any, Evaluation], path: Path) -> None:
@@ -39,6 +39,6 @@ def write(found: Mapping[Any, Evaluation], path: Path) -> None:
 def write_report(evaluation: Evaluation, path: Path) -> None:
     """Write a report in the format of the file's ending: `.md` is Markdown, any other an HTML page."""
     if path.suffix.lower() == ".md":
-        files.write(path, markdown.text(evaluation))
+        files.write(path, result_table.markdown(evaluation))
     else:
         write({"": evaluation}, path)

@@ -1,12 +1,14 @@
-"""The results as tables, the same in all renderings: a section for each place and temperature, a line for each setting."""
+"""The results as tables, the same in all renderings: a section for each place and temperature, a line for each setting.
+
+As Markdown too, to paste into an issue or a card.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ...reports.formats import number, percent, significant
+from ...reports.pages import visible
 from ..results import Evaluation, Totals
 from ..speedup import Recommendation
 from . import wording
@@ -80,18 +82,6 @@ class Section:
                 rates = enumerate(totals.statistics.per_position_acceptance_rate, start=1)
                 lines.append(Line(totals.setting.label, {str(n): percent(rate) for n, rate in rates}))
         return Table([line for line in lines if line.figures])
-
-    @property
-    def prompts(self) -> Table:
-        """The distribution of speedups over prompts or batches."""
-        lines = []
-        for setting in (totals.setting for totals in self.totals if totals.speedup is not None):
-            values = [speedup.median for speedup in self.evaluation.speedups(setting).values()]
-            names = ("slowest", "lower quartile", "median", "upper quartile", "fastest")
-            figures = dict(zip(names, map(times, np.quantile(values, (0, 0.25, 0.5, 0.75, 1))), strict=True))
-            figures["faster than plain"] = f"{sum(value > 1 for value in values):,} of {len(values):,}"
-            lines.append(Line(setting.label, figures))
-        return Table(lines)
 
     @property
     def notes(self) -> list[str]:
@@ -171,3 +161,35 @@ def interval(spread: Sequence[float] | None) -> str:
 def score(value: float | None) -> str:
     """A task score."""
     return number(value, 3) if value is None or abs(value) < 1000 else f"{value:.4g}"
+
+
+def markdown(evaluation: Evaluation) -> str:
+    """A table for each temperature, its notes and its recommendation."""
+    lines = [f"**{_shown(wording.title(evaluation))}**", "", wording.about(evaluation), ""]
+    for section in sections({"": evaluation}):
+        lines += [f"### {_shown(section.title)}", "", *of_table(section.table), ""]
+        lines += [f"* {_shown(note)}" for note in section.notes]
+        if section.recommendation is not None:
+            lines += [f"* {_shown(wording.sentence(section.recommendation.advice))}"]
+        lines += [""]
+    return "\n".join(lines)
+
+
+def of_table(table: Table, about: str = "setting") -> list[str]:
+    """The lines of a table.
+
+    Args:
+        about: the name of the first column.
+    """
+    columns = table.columns
+    lines = ([line.label, *(line.figures.get(name, "") for name in columns)] for line in table.lines)
+    return [row([about, *columns]), row(["---"] * (1 + len(columns))), *map(row, lines)]
+
+
+def row(values: Iterable[str]) -> str:
+    """One line of a table."""
+    return "| " + " | ".join(_shown(value).replace("|", "/") for value in values) + " |"
+
+
+def _shown(text: str) -> str:
+    return visible(text).replace("\n", " ")

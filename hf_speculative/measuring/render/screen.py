@@ -10,8 +10,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ...reports.formats import plural
-from ...reports.pages import visible
-from ...reports.terminal import as_text
+from ...reports.pages import as_text, visible
 from ..results import Evaluation
 from . import suites, wording
 from .result_table import Table, sections

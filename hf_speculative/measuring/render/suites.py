@@ -14,8 +14,8 @@ from ...reports.formats import percent, plural
 from ..results import Evaluation, user_speed
 from ..settings import Setting
 from ..speedup import INTERVAL
-from . import markdown, wording
-from .result_table import Line, Table, figures, tone_of
+from . import wording
+from .result_table import Line, Table, figures, of_table, tone_of
 
 #: version of the file format
 FORMAT = 1
@@ -139,11 +139,11 @@ def text(runs: Sequence[Run]) -> str:
     """A run as Markdown: what it is, its tables, its notes and the command; then further ones beside it."""
     lines = [about(runs[0]), ""]
     for title, table in tables(runs[0]).items():
-        lines += [*([f"**{title}**", ""] if title else []), *markdown.of_table(table, "suite"), ""]
+        lines += [*([f"**{title}**", ""] if title else []), *of_table(table, "suite"), ""]
     lines += [*(f"* {note}" for note in runs[0]["notes"]), "", f"`{runs[0]['environment']['command']}`", ""]
     if len(runs) > 1:
         lines += ["**Side by side**", "", *(f"* #{n}: {about(run)}" for n, run in enumerate(runs, start=1)), ""]
-        lines += [*markdown.of_table(side_by_side(runs), "suite"), ""]
+        lines += [*of_table(side_by_side(runs), "suite"), ""]
     return "\n".join(lines)
 
 

@@ -56,12 +56,6 @@ def temperature(value: float) -> str:
     return f"Sampling at {temperature_name(value)}" if value else "Greedy decoding"
 
 
-def unit(evaluation: Evaluation) -> str:
-    """The unit of a single time: a prompt, or a batch."""
-    size = evaluation.header["batch_size"]
-    return "prompt" if size == 1 else f"batch of {size} prompts"
-
-
 def about(evaluation: Evaluation) -> str:
     """Data, options and environment in one sentence."""
     header, env = evaluation.header, evaluation.environment

@@ -1,22 +1,25 @@
-"""A Trainer whose evaluation generates with a draft."""
+"""Training with transformers' Trainer: evaluation that generates with a draft, its statistics logged like any metric."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import gather_object
+from torch import Tensor
 from transformers import PreTrainedModel, Seq2SeqTrainer, trainer_seq2seq
+from transformers.utils import is_accelerate_available
 
-from ...call import checks
-from ...call.attached import Attached, attached_to, own_generate
-from ...call.configuration import SpeculativeConfig, first_given
-from ...call.preparation import prepare
-from ...call.statistics import Statistics, record
-from ...generation import attach
-from ...models import pool
-from ...models.shallow import REPLACED
-from .prompts import completions_of, prompts_of
+from ..call import checks
+from ..call.attached import Attached, attached_to, own_generate
+from ..call.configuration import SpeculativeConfig, first_given
+from ..call.preparation import prepare
+from ..call.statistics import Statistics, record
+from ..generation import attach
+from ..models import pool
+from ..models.shallow import REPLACED
+
+if not is_accelerate_available():
+    raise ImportError("transformers' Trainer needs accelerate: pip install 'hf_speculative[accelerate]'")
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Trainer
@@ -66,10 +69,8 @@ class SpeculativeTrainerMixin(_Trainer):
         names = ("draft_model", "speculative_config", "generation_kwargs")
         useless = [f"`{name}`" for name in names if getattr(self, name)]
         if useless and not self._generates:
-            raise ValueError(
-                f"{', '.join(useless)} has no effect on an evaluation that does not generate: set `predict_with_generate=True` "
-                "and `prediction_loss_only=False` in the arguments, or leave it out."
-            )
+            way_out = "set `predict_with_generate=True` and `prediction_loss_only=False` in the arguments, or leave it out"
+            raise ValueError(f"{', '.join(useless)} has no effect on an evaluation that does not generate: {way_out}.")
         with self._with_draft() as model:  # what is wrong with the draft is said now, not after an epoch
             if generation_kwargs:
                 prepare(model, self._generate_kwargs(), *attached_to(model))
@@ -109,6 +110,8 @@ class SpeculativeTrainerMixin(_Trainer):
         with self._with_draft(dtype), record() as counted:
             output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         counted.rows.clear()
+        from accelerate.utils import gather_object
+
         output.metrics.update(metrics(metric_key_prefix, gather_object([counted])))
         return output
 
@@ -239,3 +242,58 @@ def metrics(prefix: str, of_processes: list[Statistics]) -> dict[str, float]:
         values["draft_acceptance_rate"] = total.draft_acceptance_rate
         values["mean_acceptance_length"] = total.mean_acceptance_length
     return {f"{prefix}_{name}": value for name, value in values.items()}
+
+
+IGNORED = -100
+
+
+def first_labels(labels: Tensor) -> Tensor:
+    """The column `(batch,)` of each row's first label, its width where it has none; `labels (batch, width)`."""
+    is_label = labels != IGNORED
+    return torch.where(is_label.any(1), is_label.int().argmax(1), labels.shape[1])
+
+
+def prompts_of(inputs: dict[str, Tensor], pad_token_id: int) -> dict[str, Tensor]:
+    """What comes before each row's first label, left-padded; rows without labels are prompts as a whole.
+
+    Args:
+        inputs: `input_ids (batch, width)`, padded on either side; `attention_mask` and `labels` as wide, if there are any.
+            Other tensors as wide, such as `token_type_ids`, are cut the same way; what has another shape is kept.
+
+    Raises:
+        ValueError: `labels` are not as wide as the ids, or a row has no prompt.
+    """
+    ids, labels = inputs["input_ids"], inputs.get("labels")
+    mask = inputs.get("attention_mask")
+    is_prompt = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+    if labels is not None:
+        if labels.shape != ids.shape:
+            shapes = f"`labels` have shape {tuple(labels.shape)} and `input_ids` {tuple(ids.shape)}"
+            way_out = "give a label for each token of prompt and completion, or override `generation_inputs`"
+            raise ValueError(f"{shapes}, for a decoder-only model: {way_out}.")
+        columns = torch.arange(ids.shape[1], device=ids.device)
+        is_prompt = is_prompt & (columns < first_labels(labels)[:, None])
+    if without := (~is_prompt.any(1)).nonzero().flatten().tolist():
+        raise ValueError(f"rows {without} have no prompt: set its labels to {IGNORED}, or override `generation_inputs`.")
+    width = int(is_prompt.sum(1).max())
+    order = is_prompt.int().argsort(dim=1, stable=True)[:, -width:]  # prompts to the right, in their order
+    is_kept = is_prompt.gather(1, order)
+    dropped = ("labels", "position_ids", "attention_mask")  # `generate` makes positions from the mask
+    prompts = {
+        name: value.gather(1, order).masked_fill(~is_kept, pad_token_id if name == "input_ids" else 0)
+        if isinstance(value, Tensor) and value.shape == ids.shape
+        else value
+        for name, value in inputs.items()
+        if name not in dropped
+    }
+    return prompts | {"attention_mask": is_kept.to(torch.long)}
+
+
+def completions_of(labels: Tensor) -> Tensor:
+    """Each row's labels from its first one on, in column 0 and after: `(batch, longest)`, filled up with -100."""
+    starts = first_labels(labels)
+    width = labels.shape[1]
+    columns = torch.arange(width, device=labels.device) + starts[:, None]
+    shifted = labels.gather(1, columns.clamp(max=width - 1)).masked_fill(columns >= width, IGNORED)
+    longest = int((shifted != IGNORED).any(0).nonzero().max()) + 1 if bool((shifted != IGNORED).any()) else 1
+    return shifted[:, :longest]
