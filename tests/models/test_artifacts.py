@@ -2,9 +2,6 @@
 
 import copy
 import gc
-import os
-import subprocess
-import sys
 import weakref
 import zipfile
 from contextlib import nullcontext
@@ -39,17 +36,6 @@ def target():
 @pytest.fixture
 def draft(target):
     return tiny.noisy_copy(target)
-
-
-@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="this system has no such priority")
-def test_the_background_process_gives_way():
-    """By a low priority, calls beside it took three to six times as long: a turn is longer than a pass."""
-    with subprocess.Popen(["sleep", "60"], **artifacts.APART) as process:
-        artifacts._give_way(process.pid)
-        assert os.sched_getscheduler(process.pid) == os.SCHED_IDLE and os.getpgid(process.pid) == process.pid
-        if sys.version_info >= (3, 11):  # Linux weighs sessions against each other (sched(7), autogroups)
-            assert os.getsid(process.pid) == os.getsid(0)
-        process.kill()
 
 
 def assert_equals_plain(target, draft, compile, num_rows=3, width=12, **options):
