@@ -64,13 +64,15 @@ class Answer:
         self.body, self.model = body, model
         self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
         self.tokenizer, self.token_bytes = tokenizer, lru_cache(4096)(self._bytes)
+        self.vocabulary = None if body.num_top is None else vocabulary_of(tokenizer)
         # by the index of the reply
         self.choices: dict[int, dict[str, Any]] = {}
         self.num_calls: Counter[int] = Counter()
         self.num_characters: Counter[int] = Counter()
 
     def _bytes(self, token: int) -> bytes:
-        return vocabulary_of(self.tokenizer).piece(token) or self.tokenizer.decode([token]).encode()
+        piece = None if self.vocabulary is None else self.vocabulary.piece(token)
+        return piece or self.tokenizer.decode([token]).encode()
 
     def _text_of(self, token: int) -> str:
         return self.token_bytes(token).decode(errors="replace")

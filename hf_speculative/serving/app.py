@@ -130,14 +130,14 @@ def _endpoint(served: Served, kind: type[Sampling], answer_kind: type):
         def tell(event: Event) -> None:
             loop.call_soon_threadsafe(queue.put_nowait, event)
 
-        def begin() -> tuple[Sampling, list[Reply]]:
+        def begin() -> tuple[Any, list[Reply]]:
             body = parse(kind, raw)
-            return body, served.begin(body, request.scope["client_of_answers"], tell)
+            replies = served.begin(body, request.scope["client_of_answers"], tell)
+            return answer_kind(body, served.name, served.tokenizer), replies
 
         # On a thread: what reads, tokenises and compiles takes up to seconds, in which others are answered.
-        body, replies = await asyncio.to_thread(begin)
-        answer = answer_kind(body, served.name, served.tokenizer)
-        if body.stream:
+        answer, replies = await asyncio.to_thread(begin)
+        if answer.body.stream:
             return StreamingResponse(_stream(answer, replies, queue), media_type="text/event-stream")
         for _ in replies:
             event = await queue.get()
