@@ -189,7 +189,7 @@ def test_refusals(make):
     text = model.generate(**inputs, max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
     ids = torch.cat([text.sequences, torch.tensor([[3, 4]])], 1)
     cached = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "past_key_values": text.past_key_values}
-    refuses(model, "`past_key_values` lacks the hidden states that Gemma4Assistant", **cached, **assistant)
+    refuses(model, "`past_key_values` lacks the states that Gemma4Assistant", **cached, **assistant)
 
 
 def test_refusals_of_mtp(monkeypatch):

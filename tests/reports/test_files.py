@@ -32,7 +32,7 @@ def pipe(tmp_path):
     return tmp_path / "pipe"
 
 
-DATA = ("eval", "--dataset", "data.txt")
+DATA = ("eval", "--dataset", "org/name")
 
 
 @pytest.mark.parametrize(
