@@ -84,7 +84,7 @@ def check_adapter_names(model: PreTrainedModel, num_rows: int) -> None:
     hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
     keywords = [getattr(hook, "keywords", {}) for hook in hooks]
     if any("alora_offsets" in one for one in keywords):
-        raise ValueError(f"an activated LoRA counts columns from a pass's end, where drafts add some: merge it, or {PLAINLY}.")
+        raise ValueError(f"an activated LoRA counts columns from a pass's end, where drafts add some: {PLAINLY}.")
     names = next((names for one in keywords if (names := one.get("adapter_names"))), None)
     if names is not None and num_rows > 1:
         way_out = f"`model.set_adapter(...)` for the rows of each apart, or {PLAINLY}"

@@ -98,15 +98,18 @@ def _healed(model, plain_generate, kwargs: dict[str, Any], options: Options) -> 
     name, tokenizer = "inputs" if kwargs.get("inputs") is not None else "input_ids", options.config.tokenizer
     ids = kwargs.get(name)
     input_checks.check_healing(model, kwargs, ids, tokenizer)
-    copies = setting_of(model, kwargs, "num_return_sequences") or 1  # each of which plain decoding heals for itself
     assert ids is not None
-    ids = ids.repeat_interleave(copies, 0)
+    settings: dict[str, Any] = {"token_healing": False}
+    copies = setting_of(model, kwargs, "num_return_sequences") or 1
+    if copies > 1 and setting_of(model, kwargs, "do_sample"):  # plain decoding heals each of them for itself
+        of_rows = {n: v for n, v in kwargs.items() if isinstance(v, torch.Tensor) and v.shape[:1] == ids.shape[:1]}
+        kwargs = kwargs | {name: value.repeat_interleave(copies, 0) for name, value in of_rows.items()}
+        ids, settings = kwargs[name], settings | {"num_return_sequences": 1}
     healed = GenerationMixin.heal_tokens(SimpleNamespace(generate=plain_generate), ids, tokenizer)
     input_checks.check_healed(healed, ids)
     mask = kwargs.get("attention_mask")
-    mask = torch.ones_like(healed) if mask is None else mask.repeat_interleave(copies, 0)
-    prompt = {name: healed, "attention_mask": mask}
-    return with_settings(model, kwargs | prompt, {"token_healing": False, "num_return_sequences": 1})
+    prompt = {name: healed, "attention_mask": torch.ones_like(healed) if mask is None else mask}
+    return with_settings(model, kwargs | prompt, settings)
 
 
 def load_draft(draft_model, target: PreTrainedModel) -> Any:

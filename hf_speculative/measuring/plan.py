@@ -143,6 +143,12 @@ DIGESTS = ("weights", "prompts")
 FIXED = (*DIGESTS, "target", "dtype", "batch_size", "repeats", "seed", "generate", "generation_config", "optimize")
 
 
+def files_of_ranks(path: Path) -> list[Path]:
+    """Files that other processes write beside `path`; without those that a kill left half written, whose names go on."""
+    found = sorted(path.parent.glob(f"{glob.escape(path.name)}.rank*"))
+    return [one for one in found if one.suffix.removeprefix(".rank").isdigit()]
+
+
 @dataclass
 class Plan:
     """The header and settings of an evaluation, and its file of results."""
@@ -219,7 +225,7 @@ class Plan:
                 path.unlink()
 
     def _others(self) -> list[Path]:
-        return [] if self.path is None else sorted(self.path.parent.glob(f"{glob.escape(self.path.name)}.rank*[0-9]"))
+        return [] if self.path is None else files_of_ranks(self.path)
 
     def check(self, journal: Journal) -> None:
         """Refuse to continue a file that holds another evaluation."""

@@ -110,7 +110,7 @@ class Recommendation:
         setting: a draft that is clearly faster than plain decoding; plain decoding if all drafts are slower; `None` if the
             figures do not tell.
         best: the draft with the highest speedup, of those that are clearly faster if any is; `speedup` is its own.
-        runner_up: the next best draft; `lead` is the speedup of `best` over it. `None` without one.
+        runner_up: the next best draft that is clearly faster; `lead` is the speedup of `best` over it. `None` without one.
         spread_name: the kind of spread of the speedups.
     """
 
@@ -132,7 +132,8 @@ class Recommendation:
         """
         ranked = sorted(speedups, key=lambda setting: speedups[setting].median, reverse=True)
         best = next((setting for setting in ranked if speedups[setting].is_gain), ranked[0])
-        others, speedup = [setting for setting in ranked if setting != best], speedups[best]
+        others = [setting for setting in ranked if setting != best and speedups[setting].is_gain]
+        speedup = speedups[best]
         if speedup.is_gain:
             runner_up = next(iter(others), None)
             ahead = None if runner_up is None else lead(best, runner_up)

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -45,9 +44,8 @@ LEAST_FREE = 2**26
 FAILED, FOREGROUND, WHOLE = ".txt", ".foreground.txt", ".whole.txt"
 #: of a file, on tensors as the pass it was made of takes them
 CompiledPass = BoundPass | PassOfPieces
-#: processes that compile in the background, by the name of what they make and whether they wait for idle cores; `None` if none
-#: could be started
-_started: dict[tuple[str, bool], subprocess.Popen | None] = {}
+#: processes that compile in the background, by the name of what they make; `None` if none could be started
+_started: dict[str, subprocess.Popen | None] = {}
 #: how they are started: what interrupts this process leaves them alone, and those of one session compete by their priority
 APART: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
 #: passes without files when the folder last changed: finding their names takes as long as a token
@@ -241,24 +239,18 @@ def is_head(model: PreTrainedModel) -> bool:
     return model.main_input_name == "inputs_embeds" and not model.can_generate()
 
 
-def start(model: PreTrainedModel, recorded: tuple[int, ...] = (), waits: bool = True) -> None:
-    """Start compiling in a background process: once, and not where an earlier try failed.
+def start(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> None:
+    """Start compiling in a background process, which runs while cores are idle: once, and not where an earlier try failed.
 
     That process builds a model of random weights from the config: the file holds none.
-
-    Args:
-        waits: it runs while cores are idle alone. Without, it takes the place of one that does, at a low priority.
     """
     if is_head(model):
         return  # transformers could not build it from its config
     path = path_of(model, recorded)
     has_failed = any(path.with_suffix(suffix).exists() for suffix in (FAILED, FOREGROUND))
-    if (path.name, waits) in _started or has_failed or _has_no_power_to_spare():
+    if path.name in _started or has_failed or _has_no_power_to_spare():
         return
-    waiting = _started.get((path.name, True))
-    if waiting is not None and waiting.poll() is None:
-        waiting.send_signal(signal.SIGINT)  # it leaves nothing behind
-    _started[path.name, waits] = None
+    _started[path.name] = None
     asked = {
         "path": str(path),
         "has_kernel": num_by_kernel(model) > 0,
@@ -276,28 +268,28 @@ def start(model: PreTrainedModel, recorded: tuple[int, ...] = (), waits: bool = 
         command = [sys.executable, "-m", "hf_speculative.models.artifact_process", place]
         silent = subprocess.DEVNULL
         process = subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent, **APART)
-        _started[path.name, waits] = process
-        _give_way(process.pid, waits)
+        _started[path.name] = process
+        _give_way(process.pid)
     except (OSError, ValueError) as error:  # no room for files, or a config that cannot be saved
         logger.warning(f"Passes of {type(model).__name__} cannot be compiled in the background ({_short(error)}).")
         shutil.rmtree(place, ignore_errors=True)
         return
-    what = "in the background, for later calls and processes" if waits else "now, since no core is idle: calls take longer"
-    kept = f"`optimize=False` or {FOLDER}={OFF} keeps them as they are"
-    logger.warning(f"Passes of {type(model).__name__} are compiled {what}; {kept}.")
+    what = f"Passes of {type(model).__name__} are compiled while cores are idle, for later calls and processes"
+    logger.warning(f"{what}; `hf-speculative compile` does so at once, `optimize=False` or {FOLDER}={OFF} never.")
 
 
-def _give_way(process: int, waits: bool) -> None:
-    """Let a process run only where nothing else does, or at a low priority.
+def _give_way(process: int) -> None:
+    """Let a process run only where nothing else does.
 
-    This has a price: whatever its share, Linux lets it end its turn of milliseconds, and threads that decode wait for each
-    other many times in one.
+    A low priority would not do: whatever its share, Linux lets it end its turn of milliseconds, and threads that decode wait
+    for each other many times in one.
     """
-    with suppress(OSError):
-        if waits and hasattr(os, "SCHED_IDLE"):
+    if hasattr(os, "setpriority"):
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, process, 19)
+    if hasattr(os, "SCHED_IDLE"):
+        with suppress(OSError):  # some sandboxes refuse
             os.sched_setscheduler(process, os.SCHED_IDLE, os.sched_param(0))
-        elif hasattr(os, "setpriority"):
-            os.setpriority(os.PRIO_PROCESS, process, 19 if waits else 10)
 
 
 def _has_no_power_to_spare() -> bool:

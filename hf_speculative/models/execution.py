@@ -26,8 +26,8 @@ from .sharding import group_of, is_sharded
 from .static import AheadModel, StaticModel
 from .verified_types import is_tested_multimodal
 
-#: seconds of decoding after which "auto" starts to compile while cores are idle, short scripts end before; and in any case
-ENOUGH_SECONDS, MOST_SECONDS = 10.0, 70.0
+#: seconds of decoding after which "auto" starts to compile; short scripts end before
+ENOUGH_SECONDS = 10.0
 NOT_COMPILED = "passes of {} are not compiled, and run eagerly: {}."
 
 
@@ -203,7 +203,7 @@ def _found(model: PreTrainedModel, waits: bool, recorded: tuple[int, ...]) -> Bo
             warnings.warn(NOT_COMPILED.format(type(model).__name__, error), stacklevel=4)
             return None
     run = artifacts.find(model, recorded)
-    seconds = kept_with(model).get(note_decoded, 0.0)
-    if run is None and seconds >= ENOUGH_SECONDS and artifacts.pays(model):
-        artifacts.start(model, recorded, waits=seconds < MOST_SECONDS)
+    has_decoded = kept_with(model).get(note_decoded, 0.0) >= ENOUGH_SECONDS
+    if run is None and has_decoded and artifacts.pays(model):
+        artifacts.start(model, recorded)
     return run

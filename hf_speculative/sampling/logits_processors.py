@@ -252,8 +252,10 @@ class StatefulProcessor(OneByOne):
 
     def process(self, row: int, ids: Tensor, scores: Tensor) -> Tensor:
         size = self.memories.batch_size
-        processor = self.memories.of_row[row].current[self.index]
-        return processor(ids.expand(size, -1), scores.repeat(size, 1))[row]
+        memory = self.memories.of_row[row]
+        processed = memory.current[self.index](ids.expand(size, -1), scores.repeat(size, 1))[row]
+        memory.calls[self.index] += 1
+        return processed
 
 
 class AllowedTokens(OneByOne):

@@ -166,15 +166,14 @@ class Memory:
 
     def __init__(self, copies: list, memories: "Memories"):
         self.committed, self.memories = copies, memories
-        self.num_calls = 0
+        self.calls = [0] * len(copies)
 
     def begin_pass(self) -> None:
-        self._take_back(self.num_calls)
+        self._take_back(0)
         self.current = self.committed if self.memories.keeps_set else clone(self.committed)
         self.after: list[list] = []
 
-    def end_position(self, is_draft: bool, is_reached: bool) -> None:
-        self.num_calls += is_reached
+    def end_position(self, is_draft: bool) -> None:
         if is_draft or self.memories.keeps_set:
             return
         try:
@@ -194,13 +193,13 @@ class Memory:
             self.after = []
         else:
             self.committed = self.current
-        self._take_back(self.num_calls - num_tokens)
+        self._take_back(num_tokens)
 
-    def _take_back(self, num_calls: int) -> None:
-        if self.memories.can_rollback and num_calls:
-            for processor in self.committed:
-                processor.rollback(num_calls)
-        self.num_calls = 0
+    def _take_back(self, num_kept: int) -> None:
+        for processor, num_calls in zip(self.committed, self.calls, strict=True):
+            if self.memories.can_rollback and num_calls > num_kept:
+                processor.rollback(num_calls - num_kept)
+        self.calls = [0] * len(self.calls)
 
 
 class Memories:
@@ -268,8 +267,8 @@ class Memories:
                 self.of_row[row].go_to(prefixes.before(lane, position))
 
     def end_position(self, prefixes: Prefixes) -> None:
-        for row, is_reached in zip(prefixes.batch.rows, prefixes.reached, strict=True):
-            self.of_row[row].end_position(prefixes.is_draft, is_reached)
+        for row in prefixes.batch.rows:
+            self.of_row[row].end_position(prefixes.is_draft)
 
     def commit(self, batch: Batch, num_tokens: list[int]) -> None:
         for lane, (row, num) in enumerate(zip(batch.rows, num_tokens, strict=True)):

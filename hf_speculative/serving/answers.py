@@ -166,7 +166,8 @@ class TextAnswer(Answer):
             return "", []
         first = Logprob(reply.prompt[0], float("nan"), [])
         given = self.body.prompt[reply.index // (self.body.n or 1)]
-        text = given if isinstance(given, str) else self.tokenizer.decode(given)
+        is_whole = self.body.skip_special_tokens is False
+        text = given if isinstance(given, str) else self.tokenizer.decode(given, skip_special_tokens=not is_whole)
         return text, [first, *(reply.prompt_logprobs or [])]
 
     def _choice(self, reply: Reply, parts: Sequence[Part], logprobs: Sequence[Logprob]) -> dict[str, Any]:
@@ -175,7 +176,7 @@ class TextAnswer(Answer):
 
     def begin(self, replies: Sequence[Reply]) -> str:
         echoed = [(reply, *self._echoed(reply)) for reply in replies]
-        return "".join(self._chunk([self._text(reply, text, before)]) for reply, text, before in echoed if text)
+        return "".join(self._chunk([self._text(reply, text, before)]) for reply, text, before in echoed if text or before)
 
     def _deltas(self, reply: Reply, parts: Sequence[Part], logprobs: Sequence[Logprob]) -> Iterator[dict[str, Any]]:
         if parts or logprobs:
@@ -194,9 +195,10 @@ class TextAnswer(Answer):
         if self.body.num_top is None or logprobs is None:
             return None
         texts, offsets = [self._text_of(one.token) for one in logprobs], []
-        for text in texts:
+        skipped = {*self.tokenizer.all_special_ids} if self.body.skip_special_tokens is not False else ()
+        for one, text in zip(logprobs, texts, strict=True):
             offsets.append(self.num_characters[reply.index])
-            self.num_characters[reply.index] += len(text)
+            self.num_characters[reply.index] += 0 if one.token in skipped else len(text)
         top: list[Any] = []
         for one in logprobs:
             top.append({})

@@ -17,7 +17,7 @@ from ..drafting.tables import TablesSource
 from ..generation import attach, detach
 from ..hf_compat.training import keep_to_one_device
 from ..measuring.inputs import Prompts
-from ..measuring.plan import Processes, fingerprint
+from ..measuring.plan import Processes, files_of_ranks, fingerprint
 from ..models import num_parameters
 from ..reports import files
 from ..reports.environment import environment
@@ -173,7 +173,7 @@ class Run:
 
     def _journals(self) -> list[Path]:
         """Of answers, by all processes, also those of a run before, which may have had more."""
-        return [*sorted(self.folder.glob(f"{ANSWERS}.rank*[0-9]")), self.folder / ANSWERS]
+        return [*files_of_ranks(self.folder / ANSWERS), self.folder / ANSWERS]
 
     @contextmanager
     def _decodes_fast(self) -> Iterator[None]:

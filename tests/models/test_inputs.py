@@ -248,6 +248,8 @@ def test_each_copy_of_a_prompt_is_healed_for_itself():
     expected = target.generate(**call)
     torch.manual_seed(0)
     assert torch.equal(hs.generate(target, **call, draft_model=draft, reproducible=True), expected)
+    with pytest.raises(ValueError, match="Greedy methods"):
+        hs.generate(target, **call | {"do_sample": False}, draft_model=draft)
 
 
 OPTIONS = {

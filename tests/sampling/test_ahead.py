@@ -75,3 +75,41 @@ def test_the_detector_of_silence_sees_every_row(target):
     plain = found()
     assert len(set(plain)) == 3
     assert found(draft_model=tiny.noisy_copy(target), num_draft_tokens=3) == pytest.approx(plain, rel=1e-4)
+
+
+class Count(LogitsProcessor):
+    """Its calls, which it can take back."""
+
+    def __init__(self):
+        self.num_calls = 0
+
+    def __call__(self, input_ids, scores):
+        self.num_calls += 1
+        return scores
+
+    def rollback(self, num_calls):
+        self.num_calls -= num_calls
+
+
+class Picky(Count):
+    """Knows one text, and raises beside it."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.text = text
+
+    def __call__(self, input_ids, scores):
+        if input_ids[0].tolist() != self.text[: input_ids.shape[1]]:
+            raise ValueError("unknown prefix")
+        return super().__call__(input_ids, scores)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_calls_are_taken_back_where_another_processor_raises(target, is_first):
+    ids = tiny.prompts(1)["input_ids"]
+    settings = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    text = target.generate(ids, **settings)[0].tolist()
+    processors = [Count(), Picky(text)] if is_first else [Picky(text), Count()]
+    drafting = {"draft_model": tiny.noisy_copy(target), "num_draft_tokens": 4}
+    assert hs.generate(target, ids, **settings, logits_processor=processors, **drafting)[0].tolist() == text
+    assert [processor.num_calls for processor in processors] == [40, 40]

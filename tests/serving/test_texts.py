@@ -89,3 +89,14 @@ def test_penalties_reach_the_answers_of_encoder_decoders(tokenizer):
     with TestClient(build_app(build("seq2seq", "bart"), tokenizer, "bart", None)) as client:
         (choice,) = client.post("/v1/completions", json=body).json()["choices"]
     assert choice["text"].count(tokenizer.decode([7])) < 4
+
+
+def test_an_echo_has_the_places_of_its_tokens(target):
+    """Special tokens that the tokenizer adds are no text."""
+    tokenizer = tongues.byte_level(300, bos="<|begin|>")
+    with running(target, tokenizer=tokenizer) as engine, TestClient(build_app(target, tokenizer, "tiny", engine)) as client:
+        body = {"prompt": "hello", "echo": True, "logprobs": 0, "max_tokens": 0}
+        (choice,) = client.post("/v1/completions", json=body).json()["choices"]
+        found = choice["logprobs"]
+        assert choice["text"] == "hello" and found["tokens"][0] == "<|begin|>" and found["text_offset"][:2] == [0, 0]
+        assert "".join(found["tokens"][1:]) == "hello" and found["text_offset"][-1] < 5

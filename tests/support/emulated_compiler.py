@@ -90,7 +90,7 @@ def install(folder, monkeypatch) -> Emulated:
 
     def start(command, **kwargs):
         compiler.started.append(command)
-        return SimpleNamespace(pid=-1, poll=lambda: 0)
+        return SimpleNamespace(pid=-1)
 
     popen = SimpleNamespace(Popen=start, DEVNULL=None)
     monkeypatch.setattr(artifacts, "subprocess", popen)

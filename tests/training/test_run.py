@@ -353,6 +353,7 @@ def test_a_run_of_two_processes_goes_on_with_one(learn, tmp_path):
     header, *lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([header, *lines[::2]]))
     (tmp_path / "answers.jsonl.rank1").write_text("".join([header, *lines[1::2]]))
+    (tmp_path / "answers.jsonl.rank1.4711").write_text(header[:9])  # by a kill, within a line
     again = learn(target, tmp_path, settings, resume=True, max_steps=4)
     assert again.data["num_answers"] == first.data["num_answers"] == 10
     assert len(path.read_text().splitlines()) == 1 + len(lines[::2])

@@ -3,7 +3,6 @@
 import functools
 import json
 import tempfile
-import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,7 +126,7 @@ def bench(settings: Options) -> None:
     with ExitStack() as stack:
         folder = settings.results or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         files.make_folder("--results", folder)
-        begun = time.time()
+        before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
         try:
             found |= benchmarks.bench(
                 pair,
@@ -145,7 +144,7 @@ def bench(settings: Options) -> None:
         except KeyboardInterrupt:
             is_stopped = True
         for place in places if is_stopped else ():
-            if (path := folder / place.file_name).exists() and path.stat().st_mtime >= begun:
+            if (path := folder / place.file_name).exists() and path.stat().st_mtime_ns != before.get(path):
                 found[place] = Evaluation.load(path)
     if not found:
         raise typer.Exit(STOPPED if is_stopped else 1)
