@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import nn
 from transformers import AutoModelForCausalLM, Conv1D, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.initialization import no_init_weights
 
-from hf_speculative.hf_compat import no_init_weights
 from hf_speculative.models.shallow import decoder_layers, exchanged
 
 #: the layers through which attention and MLP write to the residual stream, by the names they have in Llama and GPT-2
