@@ -64,15 +64,15 @@ class Answer:
         self.body, self.model = body, model
         self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
         self.tokenizer, self.token_bytes = tokenizer, lru_cache(4096)(self._bytes)
-        self.vocabulary = None if body.num_top is None else vocabulary_of(tokenizer)
+        if body.num_top is not None:
+            self.vocabulary = vocabulary_of(tokenizer)
         # by the index of the reply
         self.choices: dict[int, dict[str, Any]] = {}
         self.num_calls: Counter[int] = Counter()
         self.num_characters: Counter[int] = Counter()
 
     def _bytes(self, token: int) -> bytes:
-        piece = None if self.vocabulary is None else self.vocabulary.piece(token)
-        return piece or self.tokenizer.decode([token]).encode()
+        return self.vocabulary.piece(token) or self.tokenizer.decode([token]).encode()
 
     def _text_of(self, token: int) -> str:
         return self.token_bytes(token).decode(errors="replace")
@@ -195,7 +195,7 @@ class TextAnswer(Answer):
         if self.body.num_top is None or logprobs is None:
             return None
         texts, offsets = [self._text_of(one.token) for one in logprobs], []
-        skipped = {*self.tokenizer.all_special_ids} if self.body.skip_special_tokens is not False else ()
+        skipped = self.vocabulary.specials if self.body.skip_special_tokens is not False else ()
         for one, text in zip(logprobs, texts, strict=True):
             offsets.append(self.num_characters[reply.index])
             self.num_characters[reply.index] += 0 if one.token in skipped else len(text)
