@@ -113,9 +113,11 @@ def build():
     from hf_speculative.embedded import embedded_pair
     from hf_speculative.serving.app import build_app
     from hf_speculative.serving.engine import Engine
+    from hf_speculative.serving.served import Served
 
     target, draft, tokenizer = embedded_pair()
-    return build_app(target, tokenizer, "embedded", Engine(target, tokenizer=tokenizer, draft_model=draft))
+    engine = Engine(target, tokenizer=tokenizer, draft_model=draft)
+    return build_app(Served(target, tokenizer, "embedded", engine))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
-from transformers import PreTrainedModel
 
 from .answers import Answer, TextAnswer, sse
 from .engine import Closed, Engine, QueueFull
@@ -31,33 +30,15 @@ ENDPOINTS: dict[str, tuple[type[Sampling], type]] = {
 MAX_REQUESTS = 1024
 
 
-def build_app(
-    model: PreTrainedModel,
-    processor,
-    name: str,
-    engine: Engine | None,
-    max_body: int = MAX_BODY,
-    api_key: str | None = None,
-    allow_origins: Sequence[str] = (),
-    max_tokens: int | None = None,
-    max_length: int | None = None,
-    generate_kwargs: Mapping[str, Any] | None = None,
-) -> FastAPI:
+def build_app(served: Served, max_body: int = MAX_BODY, api_key: str | None = None, origins: Sequence[str] = ()) -> FastAPI:
     """Build the application.
 
     Args:
-        model: the target, with its drafts attached.
-        processor: its tokenizer or processor.
-        name: the model's name for clients.
-        engine: runs the requests; `None` for a model that no engine takes: requests then run one at a time.
         max_body: the most bytes of a request's body.
         api_key: the key that requests need; `None`: no key.
-        allow_origins: origins of web pages that may send requests (CORS), `"*"` for all.
-        max_tokens: the most tokens of an answer; `None`: as many as fit.
-        max_length: the most tokens of prompt and answer, without an engine. Default: the model's limit.
-        generate_kwargs: keywords of `generate`, such as options of drafts, for requests that no engine takes.
+        origins: of web pages that may send requests (CORS), `"*"` for all.
     """
-    served = Served(model, processor, name, engine, max_tokens, max_length, generate_kwargs)
+    engine, name = served.engine, served.name
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -107,8 +88,8 @@ def build_app(
         app.add_exception_handler(error, _answer_error)
     max_requests = MAX_REQUESTS if engine is None else engine.max_lanes + engine.max_waiting
     app.add_middleware(Guard, api_key=api_key, max_body=max_body, max_requests=max_requests)
-    if allow_origins:
-        app.add_middleware(CORSMiddleware, allow_origins=list(allow_origins), allow_methods=["*"], allow_headers=["*"])
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
     return app
 
 

@@ -73,6 +73,7 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
             import uvicorn
 
             from .app import build_app
+            from .served import Served
         except ImportError as error:
             raise ValueError(f"a server needs {error.name}: pip install 'hf_speculative[serving]'.") from error
 
@@ -89,26 +90,15 @@ def serve(settings: Options, drafting: dict[str, Any]) -> None:
         # Its passes are the fastest that are safe.
         attach(target, draft, learn=settings.learn, config=config)
         if choose(target).name == "ragged":
-            engine = Engine(
-                target,
-                tokenizer=getattr(processor, "tokenizer", processor),
-                **{name: getattr(settings, name) for name in ("max_lanes", "max_waiting", "max_length")},
-                **keywords,
-            )
+            limits = {name: getattr(settings, name) for name in ("max_lanes", "max_waiting", "max_length")}
+            engine = Engine(target, tokenizer=getattr(processor, "tokenizer", processor), **limits, **keywords)
         else:
             if settings.max_lanes != Options.max_lanes or settings.max_waiting != Options.max_waiting:
                 raise ValueError(f"--max-lanes and --max-waiting have no effect on {type(target).__name__}: leave them out.")
             prepare(target, dict(keywords), *attached_to(target))  # refuses what no request could use
-        app = build_app(
-            target,
-            processor,
-            name,
-            engine,
-            api_key=api_key,
-            allow_origins=[origin.strip() for origin in settings.allow_origin.split(",") if origin.strip()],
-            generate_kwargs=keywords,
-            **{name: getattr(settings, name) for name in ("max_body", "max_tokens", "max_length")},
-        )
+        served = Served(target, processor, name, engine, settings.max_tokens, settings.max_length, keywords)
+        origins = [origin.strip() for origin in settings.allow_origin.split(",") if origin.strip()]
+        app = build_app(served, settings.max_body, api_key, origins)
     if engine is None:
         console.print(f"{type(target).__name__} {choose(target).reason}: requests are served one at a time.")
     if not api_key:

@@ -19,6 +19,7 @@ import hf_speculative as hs
 from hf_speculative.call.attached import attached_to
 from hf_speculative.serving import guard
 from hf_speculative.serving.app import build_app
+from hf_speculative.serving.served import Served
 from tests.architectures.check import build
 from tests.support import tiny, tongues
 from tests.support.command import run_command
@@ -50,7 +51,7 @@ def engine(target, tokenizer):
 
 @pytest.fixture
 def client(target, tokenizer, engine):
-    app = build_app(target, tokenizer, "tiny", engine, max_body=2000)
+    app = build_app(Served(target, tokenizer, "tiny", engine), max_body=2000)
     with TestClient(app, raise_server_exceptions=False) as client:
         yield client
 
@@ -219,7 +220,7 @@ def test_what_cannot_fit_is_refused_unread(path, target, tokenizer, engine, monk
         monkeypatch.setattr(type(tokenizer), name, lambda *args, **kwargs: pytest.fail("read"))
     text = "x" * 1700
     prompt = {"prompt": text * 2} if path == "completions" else {"messages": [{"role": "user", "content": text}] * 2}
-    with TestClient(build_app(target, tokenizer, "tiny", engine)) as client:
+    with TestClient(build_app(Served(target, tokenizer, "tiny", engine))) as client:
         response = client.post(f"/v1/{path}", json=prompt)
     assert response.status_code == 400 and "has 3,4" in response.text and "more than 3,200 cannot fit" in response.text
 
@@ -238,7 +239,7 @@ def test_stop_texts_are_cut_off_and_not_looked_for_in_the_prompt(of_engine, clie
     """Streamed or not, whatever pieces they come in, and without an engine, too."""
     whole = text_alone(target, tokenizer, "hello", max_new_tokens=30)
     if not of_engine:
-        client = TestClient(build_app(target, tokenizer, "tiny", None))
+        client = TestClient(build_app(Served(target, tokenizer, "tiny", None)))
     for start, length in ((0, 1), (5, 1), (8, 3), (11, 6)):
         stop = whole[start : start + length]
         body = {"prompt": "hello", "max_tokens": 30, "stop": [stop, "never there"]}
@@ -291,7 +292,7 @@ def address(target, tokenizer, engine, monkeypatch):
     """Of a real server, which is impatient."""
     monkeypatch.setattr(guard, "IDLE_SECONDS", 0.3)
     monkeypatch.setattr(guard, "BODY_SECONDS", 0.5)
-    app = build_app(target, tokenizer, "tiny", engine)
+    app = build_app(Served(target, tokenizer, "tiny", engine))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -359,8 +360,9 @@ def test_the_command_serves_an_attached_model(given, optimize, label, monkeypatc
     monkeypatch.setattr("hf_speculative.serving.app.build_app", built)
     monkeypatch.setattr(uvicorn, "run", Mock())
     run_command("serve", *given)
-    (model, _, _, engine), _ = built.call_args
-    assert attached_to(model)[1].optimize == engine.options.config.optimize == optimize
+    served = built.call_args.args[0]
+    engine = served.engine
+    assert attached_to(served.model)[1].optimize == engine.options.config.optimize == optimize
     assert engine.options.source.label == label
     engine.close()
 
@@ -376,7 +378,7 @@ def test_the_command_knows_the_tokenizer_of_a_draft(tmp_path, monkeypatch):
     monkeypatch.setattr(uvicorn, "run", Mock())
     output = run_command("serve", tmp_path / "target", "--draft-model", tmp_path / "draft", "--num-draft-tokens", "4").output
     assert built.called, output
-    with closing(built.call_args.args[3]) as engine:
+    with closing(built.call_args.args[0].engine) as engine:
         answer = submit(engine, tokenizer("def main():\n")["input_ids"], max_new_tokens=20, do_sample=False)
         assert len(answer.wait()) and engine.statistics.draft_acceptance_rate > 0.3
 
@@ -418,7 +420,7 @@ def test_the_command_serves_a_model_on_the_universal_path(tmp_path, monkeypatch)
 
 def test_a_prompt_that_an_encoder_reads_takes_no_room_from_its_answer(tokenizer):
     model = build("seq2seq", "bart")
-    with TestClient(build_app(model, tokenizer, "bart", None, max_length=24)) as client:
+    with TestClient(build_app(Served(model, tokenizer, "bart", None, max_length=24))) as client:
         body = {"prompt": [[5, 9, 11] * 7], "max_tokens": 20, "ignore_eos": True}
         assert client.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 20
         refused = client.post("/v1/completions", json=body | {"max_tokens": 25})
@@ -432,4 +434,4 @@ def test_the_command_warns_of_a_server_without_a_key(key, monkeypatch):
     monkeypatch.setenv("HF_SPECULATIVE_API_KEY", key)
     output = run_command("serve", "--host", "0.0.0.0").output
     assert ("without a password" in output) == (not key)
-    built.call_args.args[3].close()
+    built.call_args.args[0].engine.close()

@@ -19,6 +19,7 @@ from hf_speculative.serving import prompts, protocol, tools
 from hf_speculative.serving.app import build_app
 from hf_speculative.serving.processors import Penalties
 from hf_speculative.serving.responses import Responses
+from hf_speculative.serving.served import Served
 from tests.support import tiny, tongues
 from tests.support.served import PATIENCE, TEMPLATE, alone, running, streamed
 
@@ -55,7 +56,7 @@ def client(target, tokenizer):
     draft = tiny.noisy_copy(target)
     with (
         running(target, tokenizer=tokenizer, draft_model=draft, num_draft_tokens=3, max_length=120) as engine,
-        TestClient(build_app(target, tokenizer, "tiny", engine), raise_server_exceptions=False) as client,
+        TestClient(build_app(Served(target, tokenizer, "tiny", engine)), raise_server_exceptions=False) as client,
     ):
         yield client
 
@@ -330,7 +331,7 @@ def test_an_answer_ends_where_the_template_ends_one(target, tokenizer):
     end = own.convert_ids_to_tokens(tokens[4])
     own.add_special_tokens({"additional_special_tokens": [end]})
     own.chat_template = TEMPLATE.replace("{% endfor %}", f"{{{{ {end!r} if message['role'] == 'assistant' }}}}{{% endfor %}}")
-    with running(target, tokenizer=own) as engine, TestClient(build_app(target, own, "tiny", engine)) as client:
+    with running(target, tokenizer=own) as engine, TestClient(build_app(Served(target, own, "tiny", engine))) as client:
         body = {"messages": HELLO, "max_tokens": 12}
         answer = ask(client, "chat/completions", body, ChatCompletion)
         assert answer.usage.completion_tokens == tokens.index(tokens[4]) + 1
@@ -357,7 +358,7 @@ def test_tokenize(client, ids):
 
 def test_keys_origins_and_limits(target, tokenizer):
     origin = "https://a.example"
-    app = build_app(target, tokenizer, "tiny", None, api_key="secret", allow_origins=[origin], max_tokens=5)
+    app = build_app(Served(target, tokenizer, "tiny", None, max_tokens=5), api_key="secret", origins=[origin])
     with TestClient(app) as client:
         body = {"prompt": "x", "max_tokens": 2}
         for headers in ({}, {"authorization": "Bearer wrong"}):
@@ -384,7 +385,7 @@ def test_no_more_requests_than_may_be_under_way(target, tokenizer, monkeypatch):
     body = {"prompt": "x", "max_tokens": 2}
     with (
         running(target, tokenizer=tokenizer, max_lanes=1, max_waiting=1) as engine,
-        TestClient(build_app(target, tokenizer, "tiny", engine)) as client,
+        TestClient(build_app(Served(target, tokenizer, "tiny", engine))) as client,
         ThreadPoolExecutor(2) as pool,
     ):
         monkeypatch.setattr(type(tokenizer), "__call__", slow)
@@ -444,7 +445,7 @@ def test_images_go_through_generate(target, tokenizer, ids):
     expected = tokenizer.decode(tokens, skip_special_tokens=True)
     with (
         running(target, tokenizer=tokenizer) as engine,
-        TestClient(build_app(target, processor, "tiny", engine)) as client,
+        TestClient(build_app(Served(target, processor, "tiny", engine))) as client,
     ):
         answer = ask(client, "chat/completions", body, ChatCompletion)
         assert answer.choices[0].message.content == expected and answer.usage.completion_tokens == 8

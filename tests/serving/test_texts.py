@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from hf_speculative.serving.app import build_app
+from hf_speculative.serving.served import Served
 from tests.architectures.check import build
 from tests.support import tiny, tongues
 from tests.support.served import TEMPLATE, running, streamed
@@ -30,7 +31,7 @@ def target():
 def client(target, tokenizer):
     with (
         running(target, tokenizer=tokenizer, max_length=120, max_lanes=1, max_waiting=1) as engine,
-        TestClient(build_app(target, tokenizer, "tiny", engine)) as client,
+        TestClient(build_app(Served(target, tokenizer, "tiny", engine))) as client,
     ):
         yield client
 
@@ -46,7 +47,10 @@ def test_a_text_that_goes_on_from_its_prompt_keeps_its_space():
     tokenizer = with_strip(tongues.metaspace(400, "first"))
     token, target = tokenizer.convert_tokens_to_ids("▁the"), tiny.llama(vocab_size=400)
     body = {"prompt": "import", "logit_bias": {str(token): 100}, "max_tokens": 3, "stop": ["the the the the"]}
-    with running(target, tokenizer=tokenizer) as engine, TestClient(build_app(target, tokenizer, "tiny", engine)) as client:
+    with (
+        running(target, tokenizer=tokenizer) as engine,
+        TestClient(build_app(Served(target, tokenizer, "tiny", engine))) as client,
+    ):
         (choice,) = client.post("/v1/completions", json=body | {"logprobs": 1}).json()["choices"]
         assert choice["text"] == " the the the" == "".join(choice["logprobs"]["tokens"])
         pieces = [chunk["choices"][0]["text"] for chunk in streamed(client, "completions", body)]
@@ -86,7 +90,7 @@ def test_a_queue_that_one_request_fills_is_told_as_such(client):
 
 def test_penalties_reach_the_answers_of_encoder_decoders(tokenizer):
     body = {"prompt": [[5, 9, 11]], "logit_bias": {"7": 5}, "max_tokens": 4, "ignore_eos": True, "frequency_penalty": 2}
-    with TestClient(build_app(build("seq2seq", "bart"), tokenizer, "bart", None)) as client:
+    with TestClient(build_app(Served(build("seq2seq", "bart"), tokenizer, "bart", None))) as client:
         (choice,) = client.post("/v1/completions", json=body).json()["choices"]
     assert choice["text"].count(tokenizer.decode([7])) < 4
 
@@ -94,7 +98,10 @@ def test_penalties_reach_the_answers_of_encoder_decoders(tokenizer):
 def test_an_echo_has_the_places_of_its_tokens(target):
     """Special tokens that the tokenizer adds are no text."""
     tokenizer = tongues.byte_level(300, bos="<|begin|>")
-    with running(target, tokenizer=tokenizer) as engine, TestClient(build_app(target, tokenizer, "tiny", engine)) as client:
+    with (
+        running(target, tokenizer=tokenizer) as engine,
+        TestClient(build_app(Served(target, tokenizer, "tiny", engine))) as client,
+    ):
         body = {"prompt": "hello", "echo": True, "logprobs": 0, "max_tokens": 0}
         (choice,) = client.post("/v1/completions", json=body).json()["choices"]
         found = choice["logprobs"]
