@@ -152,16 +152,8 @@ class Tool(Checked):
     function: Function
 
 
-class ToolName(Checked):
-    name: str
-
-
-class NamedTool(Checked):
-    type: Literal["function"]
-    function: ToolName
-
-
-Choice = Literal["none", "auto", "required"] | NamedTool | None
+#: one of the tools is chosen by its name
+Choice = Literal["none", "auto", "required"] | Tool | None
 
 
 class Message(BaseModel):

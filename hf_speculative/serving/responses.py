@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from transformers import PreTrainedTokenizerBase
 
 from .answers import metrics_of, sse, usage_of
-from .protocol import Checked, Choice, Message, NamedTool, ResponseFormat, Text, Tool, WithTools
+from .protocol import Checked, Choice, Message, ResponseFormat, Text, Tool, WithTools
 from .replies import Event, Part, Reply
 
 
@@ -160,7 +160,7 @@ class ResponseAnswer:
             "tools": [empty | tool.function.model_dump() for tool in body.tools or []],
         }
         response |= body.model_dump(include={"instructions", "temperature", "top_p", "max_output_tokens"})
-        if isinstance(choice, NamedTool):
+        if isinstance(choice, Tool):
             response["tool_choice"] = {"type": "function", "name": choice.function.name}
         if replies:
             response |= {"usage": usage_of(replies, "input", "output")} | metrics_of(replies)

@@ -10,7 +10,7 @@ from typing import Any
 import regex
 
 from ..hf_compat import response_parser
-from .protocol import BadRequest, NamedTool, WithTools
+from .protocol import BadRequest, Tool, WithTools
 
 OPEN, CLOSE, THINK = "<tool_call>", "</tool_call>", "<think>"
 #: the format of calls and thoughts of Hermes and of models like it, Qwen 2 and 3 among them
@@ -42,7 +42,7 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 
 def must_call(body: WithTools) -> bool:
     """Whether the answer has to be a call and nothing else."""
-    return body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
+    return body.tool_choice == "required" or isinstance(body.tool_choice, Tool)
 
 
 def grammar_of(body: WithTools, has_tags: bool) -> Any:
@@ -55,7 +55,7 @@ def grammar_of(body: WithTools, has_tags: bool) -> Any:
         BadRequest: the chosen tool does not exist, or the template has no format for strict tools.
     """
     choice, tools = body.tool_choice, [tool.function for tool in body.tools or []]
-    if isinstance(choice, NamedTool):
+    if isinstance(choice, Tool):
         tools = [tool for tool in tools if tool.name == choice.function.name]
     if must_call(body) and not tools:
         raise BadRequest(f"`tool_choice` needs a tool that is not among `tools`: {choice!r}.", "tool_choice")
