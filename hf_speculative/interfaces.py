@@ -32,7 +32,7 @@ class CachedModel:
         keeps_done: it is known what is cached of rows that are done, which `store` needs.
         rows_are_alone: positions of a model that counts its columns leave padding out, unlike in plain `generate`'s batches.
         reads_alone: each prompt is read in a pass of its own.
-        max_columns: of a pass over draft tokens; `None`: any number.
+        max_columns: of a pass over draft tokens.
         window: it reads no more tokens of a row than this, its first and last ones; `None`: all.
     """
 
@@ -41,7 +41,7 @@ class CachedModel:
     shares_prefixes: bool = False
     rows_are_alone: bool = False
     reads_alone: bool = False
-    max_columns: int | None = None
+    max_columns: int = MANY
     window: int | None = None
     keeps_rows_together: bool = False
     takes_trees: bool = False

@@ -31,7 +31,7 @@ def speculate(
         lap("rest")
         # 1. Draft: guess up to k tokens a row, written into the batch beyond its length.
         sampler.begin_round(batch)
-        plan = schedule.plan(batch)
+        plan = [min(num, target.max_columns - 1) for num in schedule.plan(batch)]
         draft = drafter.propose(batch, plan, schedule, sampler) if any(plan) else Draft.empty(batch)
         batch.put(draft.tokens, tree=draft.tree_for(plan, drafter.may_branch))
         lap("draft")

@@ -87,7 +87,7 @@ class Parts:
         # Which tokens are few depends on the other rows, and sums of their probabilities are rounded accordingly.
         self.sampler.narrows = self.rule.takes_few and not options.is_bitwise
         batch.branches = may_branch(self.drafter, model, self.target, self.sampler, ranks.rule(self.rule))
-        self.schedule = self.learned.timed(within_reach(make_schedule(options, self.target.max_columns), processors))
+        self.schedule = self.learned.timed(within_reach(make_schedule(options), processors))
         self.stopping = ranks.stopping(stopping)
         self.generator = drawn_from(own, inputs.input_ids.device) if config.do_sample else None
 

@@ -72,28 +72,15 @@ def _of_one_shape(model: PreTrainedModel, target: CachedModel, lanes: int, num_r
     return fixed
 
 
-class WithinColumns(WrappedSchedule):
-    """`schedule`, limited to drafts that fit into a pass of the target."""
-
-    def __init__(self, schedule: Schedule, max_columns: int):
-        super().__init__(schedule)
-        self.max_columns = max_columns
-
-    def plan(self, batch: Batch) -> list[int]:
-        return [min(num, self.max_columns - 1) for num in self.schedule.plan(batch)]
-
-
-def make_schedule(options: Options, max_columns: int | None = None) -> Schedule:
+def make_schedule(options: Options) -> Schedule:
     source, length = options.source, (options.num_draft_tokens, options.length_is_default)
     if options.config.schedule is not None:
-        schedule = copy.deepcopy(options.config.schedule)  # what it learns in this call ends with it
-    else:
-        name = options.schedule_name
-        schedule = source.adaptive_schedule(*length) if name == "adaptive" else SCHEDULE_NAMES[name](length[0])
-        if threshold := options["assistant_confidence_threshold"]:
-            schedule = ConfidenceStop(schedule, threshold)
-        schedule = source.around(schedule, *length)
-    return schedule if max_columns is None else WithinColumns(schedule, max_columns)
+        return copy.deepcopy(options.config.schedule)  # what it learns in this call ends with it
+    name = options.schedule_name
+    schedule = source.adaptive_schedule(*length) if name == "adaptive" else SCHEDULE_NAMES[name](length[0])
+    if threshold := options["assistant_confidence_threshold"]:
+        schedule = ConfidenceStop(schedule, threshold)
+    return source.around(schedule, *length)
 
 
 class WithinReach(WrappedSchedule):

@@ -277,7 +277,7 @@ class Engine:
             parked.give(batch, target, model)
         sampler = PerRequestSamplers(running, num_logits(model))
         learned = Learned(self.options, model, inputs, [])
-        schedule = learned.timed(make_schedule(self.options, target.max_columns))
+        schedule = learned.timed(make_schedule(self.options))
         schedule.begin(batch, learned.costs)
         learned.start(schedule)
         drafter.may_branch = drafter.branches and target.takes_trees and fits_trees(model)
