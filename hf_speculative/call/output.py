@@ -67,9 +67,10 @@ class Rows:
         self.acceptance_prob: list[list[float]] = [[] for _ in range(num_rows)]
 
     def follow(self, round: Round) -> None:
-        for row, tokens, acceptance_prob in zip(round.rows, round.tokens, round.acceptance_prob_of_tokens, strict=True):
+        found = zip(round.rows, round.tokens, round.num_from_draft, round.acceptance_prob, strict=True)
+        for row, tokens, num, chances in found:
             self.new_tokens[row] += tokens
-            self.acceptance_prob[row] += acceptance_prob
+            self.acceptance_prob[row] += chances[:num] + [math.nan] * (len(tokens) - num)
 
 
 class Output(Rows):

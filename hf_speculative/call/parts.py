@@ -13,6 +13,7 @@ from ..models import FixedShape, Inputs, UniversalModel, choose_for, fits_trees,
 from ..models.execution import multimodal_model, ragged_model
 from ..sampling.logits_processors import Processors
 from ..sampling.samplers import CHOSEN, Coupled, Greedy, Independent, ProcessedSampler, default_generator
+from ..sampling.stateful import Memories
 from ..schedules import SCHEDULE_NAMES, ConfidenceStop
 from ..schedules.wrapped import WrappedSchedule
 from ..types import Batch
@@ -84,26 +85,30 @@ def make_schedule(options: Options) -> Schedule:
 
 
 class WithinReach(WrappedSchedule):
-    """`schedule` in rounds in which processors can look ahead of the text; no draft in others."""
+    """`schedule` in rounds in which processors can look ahead of the text; no draft in others.
 
-    def __init__(self, schedule: Schedule, processors: Processors):
+    Those with a memory are first called, and copied, in a round without a draft.
+    """
+
+    def __init__(self, schedule: Schedule, memories: Memories):
         super().__init__(schedule)
-        self.processors = processors
+        self.memories = memories
 
     @property
     def reason(self) -> str | None:  # type: ignore[override]
-        why = self.processors.memories.lookahead_unsupported_reason
+        why = self.memories.lookahead_unsupported_reason
         return self.schedule.reason if why is None else str(why)
 
     def plan(self, batch: Batch) -> list[int]:
-        return self.schedule.plan(batch) if self.processors.draft_may_follow else [0] * len(batch.rows)
+        may_follow = self.memories.has_begun and self.memories.lookahead_unsupported_reason is None
+        return self.schedule.plan(batch) if may_follow else [0] * len(batch.rows)
 
 
 def within_reach(schedule: Schedule, processors: Processors) -> Schedule:
     """`schedule`, limited where processors have to be called once a token and in order."""
     if (why := processors.memories.lookahead_unsupported_reason) is not None:
         warnings.warn(f"nothing is drafted in this call: {why}", stacklevel=2)
-    return WithinReach(schedule, processors) if processors.have_memory else schedule
+    return WithinReach(schedule, processors.memories) if processors.have_memory else schedule
 
 
 def make_sampler(

@@ -112,11 +112,6 @@ class Processors:
         return replace(found, values=found.values.unflatten(0, logits.shape[:2]))
 
     @property
-    def draft_may_follow(self) -> bool:
-        """Processors with a memory are first called, and copied, in a round without a draft."""
-        return self.memories.lookahead_unsupported_reason is None and (self.memories.has_begun or not self.have_memory)
-
-    @property
     def write_in_place(self) -> bool:
         """Some of them may write into the scores that they are given."""
         return any(type(step) is not ContextFree for step in self.steps)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, nan
+from math import inf
 
 import torch
 from torch import Tensor
@@ -116,12 +116,6 @@ class Round:
         rounds is always the number of new tokens.
         """
         return [len(tokens) - 1 for tokens in self.tokens]
-
-    @property
-    def acceptance_prob_of_tokens(self) -> list[list[float]]:
-        """`acceptance_prob` of each new token, nan for the target's own."""
-        rows = zip(self.tokens, self.num_from_draft, self.acceptance_prob, strict=True)
-        return [chances[:num] + [nan] * (len(tokens) - num) for tokens, num, chances in rows]
 
     @property
     def is_cut(self) -> list[bool]:
