@@ -5,6 +5,7 @@ pairs that the target's last pass has made known: of each accepted token and of 
 its own, beside states of its own, stands in the slots behind, and the next round writes over it: nothing to roll back.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -17,9 +18,10 @@ from ..interfaces import Drafter, Sampler
 from ..models import AttentionLayers, CompiledPass, Nodes, fed_slots, nodes_of, pool, with_folded_attention
 from ..models.cached_model import num_logits, reads_length
 from ..models.execution import capture_of, compiled_pass
+from ..models.ragged_cache import fed_places
 from ..models.replays import Capture, Replays
 from ..tokenizers.vocabulary import is_padding
-from ..types import Batch, uploaded
+from ..types import Batch, columns_from, uploaded
 from .autoregressive import HeadDrafter
 from .compiled_head import CapturedHead, CompiledHead, embedded
 from .source import OF_TARGET, BuildContext, HeadSource
@@ -66,112 +68,77 @@ class Eagle3(HeadDrafter):
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         if ahead == 0:
-            self.states, logits = self.catch_up(batch, 1)
+            logits, _, self.states = self.catch_up(batch, 1)
         else:
-            slots = self.ends[:, None] + (ahead - 1)
-            self.states, logits = self._go_on(batch, self.states, slots, max(self.host_ends) + ahead)
-        return logits[:, 0]
+            logits, _, self.states = self._go_on(batch, self.states, ahead)
+        return self.model.over_target(logits[:, 0])
 
     def level(self, batch: Batch, num_nodes: int, width: int) -> Tensor:
         assert batch.tree is not None
-        slots = self.ends[:, None] + torch.arange(num_nodes - width, num_nodes, device=self.device)
-        nodes = nodes_of(batch.tree, self.ends)
         # Before the nodes stands what they all follow.
         parents = batch.tree.parents[:, num_nodes - width :].to(self.device) + 1
         before = self.states.gather(1, parents[..., None].expand(-1, -1, self.states.shape[2]))
-        own, logits = self._go_on(batch, before, slots, max(self.host_ends) + num_nodes, nodes)
+        logits, _, own = self._go_on(batch, before, num_nodes, nodes_of(batch.tree, self.ends))
         self.states = torch.cat([self.states, own], 1)
-        return logits
+        return self.model.over_target(logits)
 
     def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
         if self.compiled is None or self.num_logits > vocab_size:
             return None
-        before, chain = self.seen, []
-        token, own, slots, _ = self._pairs(batch)
-        first, seen = slots[:, 0], uploaded(before, self.device)
-        self.attend_to(batch, max(self.host_ends) + num_tokens - 1, batch.max_length)
-        for ahead in range(num_tokens):
-            found = self.compiled(self.cache, token, own, first, seen, are_drafted=ahead > 0)
-            if found is None:
-                self.seen = before  # to be read again
-                return None
-            self.num_forwards += 1
-            _, token, own = found
+        _, token, own = self.catch_up(batch, 1)
+        chain = [token]
+        for ahead in range(1, num_tokens):
+            self.attend_to(batch, max(self.host_ends) + ahead, batch.max_length)
+            _, token, own = self._pass(token, own, self.ends + (ahead - 1), self.ends, are_drafted=True)
             chain.append(token)
-            first = seen = self.ends + ahead
         return torch.cat(chain, 1).to(batch.tokens.device)
 
-    def catch_up(self, batch: Batch, num_last: int) -> tuple[Tensor, Tensor]:
-        """Of the last columns, once the pairs are read that it has not read yet: the head's states and logits.
+    def catch_up(self, batch: Batch, num_last: int) -> Sequence[Tensor]:
+        """Read the pairs that are known and not read yet: the last columns, as of `_pass`.
 
         Args:
             num_last: the number of columns; the tokens and states of all but the first are unknown, see `PEagle`.
         """
-        num_unknown, before = num_last - 1, self.seen
-        tokens, states, slots, is_filler = self._pairs(batch)
-        behind = self.ends[:, None] + torch.arange(num_unknown, device=self.device)
-        if num_unknown:
-            masks = tokens.new_full((len(tokens), num_unknown), self.config.mask_token_id)
-            tokens = torch.cat([tokens, masks], 1)
-            states = torch.cat([states, self.model.mask_hidden.expand(len(tokens), num_unknown, -1)], 1)
-        self.attend_to(batch, max(self.host_ends) + num_unknown, batch.max_length)
-        found = self._compiled(tokens, states, slots[:, 0], uploaded(before, self.device), num_last)
-        if found is not None:
-            return found
-        spare = self.cache.capacity - 1
-        places = torch.cat([slots.masked_fill(is_filler, spare), behind], 1)
-        queries = torch.cat([slots.masked_fill(is_filler, 0), behind], 1)
-        is_prompt = self.attention.need_no_mask(before, self.host_ends)
-        return self._pass(tokens, self.model.fuse(states), places, queries, num_last, is_prompt=is_prompt)
-
-    def _pairs(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What is known and not read yet: tokens, the target's states before them, slots, and which of them are filler."""
         self.read_apart(batch)
-        self.host_ends = [len(history) - 1 for history in batch.history]
+        num_unknown, before = num_last - 1, self.seen
+        self.host_ends = self.seen = [len(history) - 1 for history in batch.history]
         self.ends = (batch.lengths - batch.padding - 1).to(self.device)
-        slots, is_filler = fed_slots(self.seen, self.host_ends, self.device)
-        self.seen = self.host_ends
+        slots, is_filler = fed_slots(before, self.host_ends, self.device)
         known = slots.masked_fill(is_filler, 0)
         tokens = batch.tokens.gather(1, batch.padding[:, None] + known.to(batch.padding.device) + 1)
-        return tokens, self.target.hidden_states(known).to(self.device, self.dtype), slots, is_filler
+        states = self.target.hidden_states(known).to(self.device, self.dtype)
+        if num_unknown:
+            tokens = torch.cat([tokens, tokens.new_full((len(tokens), num_unknown), self.config.mask_token_id)], 1)
+            states = torch.cat([states, self.model.mask_hidden.expand(len(tokens), num_unknown, -1)], 1)
+        self.attend_to(batch, max(self.host_ends) + num_unknown, batch.max_length)
+        whole = self.attention.need_no_mask(before, self.host_ends)
+        return self._pass(tokens, states, slots[:, 0], uploaded(before, self.device), num_last, whole=whole)
 
-    def _go_on(
-        self, batch: Batch, states: Tensor, slots: Tensor, end: int, nodes: tuple[Tensor, Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The head's states and logits of draft tokens, each beside the head's own state before it."""
-        self.attend_to(batch, end, batch.max_length)
-        columns = batch.padding[:, None] + slots.to(batch.padding.device) + 1
-        tokens = batch.tokens.gather(1, columns)
-        width = slots.shape[1]
-        if found := self._compiled(tokens, states, slots[:, 0], self.ends, width, are_drafted=True, nodes=nodes):
-            return found
-        return self._pass(tokens, states, slots, slots, width, None if nodes is None else Nodes(*nodes))
+    def _go_on(self, batch: Batch, states: Tensor, num_tokens: int, nodes=None) -> Sequence[Tensor]:
+        """The last of `num_tokens` draft tokens, each beside the head's own state before it, as of `_pass`."""
+        width = states.shape[1]
+        self.attend_to(batch, max(self.host_ends) + num_tokens, batch.max_length)
+        tokens = batch.tokens.gather(1, columns_from(batch.lengths + (num_tokens - width), width))
+        return self._pass(tokens, states, self.ends + (num_tokens - width), self.ends, width, True, nodes)
 
     def _pass(
-        self,
-        tokens: Tensor,
-        states: Tensor,
-        slots: Tensor,
-        queries: Tensor,
-        num_last: int,
-        nodes: Nodes | None = None,
-        is_prompt: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        self.cache.slots = slots
+        self, ids: Tensor, states: Tensor, first: Tensor, seen: Tensor, num_last=1, are_drafted=False, nodes=None, whole=False
+    ) -> Sequence[Tensor]:
+        """Logits, tokens and states of the last columns, see `CompiledHead`; `whole` prompts of one length need no mask."""
         self.num_forwards += 1
-        embeds = embedded(tokens, self.embeddings, self.device, self.dtype)
-        positions = queries if nodes is None else nodes.positions(queries)
-        mask = None if is_prompt else self.attention.masks(queries, self.cache, nodes)
-        own = self.model(embeds, states, positions, attention_mask=mask, past_key_values=self.cache)[:, -num_last:]
-        return own, self.model.over_target(self.model.logits(own))
-
-    def _compiled(self, tokens: Tensor, states: Tensor, *places, **kwargs) -> tuple[Tensor, Tensor] | None:
-        found = None if self.compiled is None else self.compiled(self.cache, tokens, states, *places, **kwargs)
-        if found is None:
-            return None
-        self.num_forwards += 1
-        logits, _, own = found
-        return own, self.model.over_target(logits)
+        if self.compiled is not None:
+            found = self.compiled(self.cache, ids, states, first, seen, num_last, are_drafted, nodes)
+            if found is not None:
+                return found
+        spare, tree = first.new_full((len(first), 1), self.cache.capacity - 1), Nodes(*nodes) if nodes else None
+        queries, self.cache.slots = fed_places(first, seen, spare, ids.shape[1])
+        embeds = embedded(ids, self.embeddings, self.device, self.dtype)
+        positions = queries if tree is None else tree.positions(queries)
+        mask = None if whole else self.attention.masks(queries, self.cache, tree)
+        fused = states if are_drafted else self.model.fuse(states)
+        own = self.model(embeds, fused, positions, attention_mask=mask, past_key_values=self.cache)[:, -num_last:]
+        logits = self.model.logits(own)
+        return logits, self.model.of_target(logits.argmax(-1)), own
 
 
 class PEagle(Eagle3):
@@ -184,7 +151,8 @@ class PEagle(Eagle3):
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         if ahead == 0:
-            _, self.ahead = self.catch_up(batch, self.num_ahead)
+            logits, _, _ = self.catch_up(batch, self.num_ahead)
+            self.ahead = self.model.over_target(logits)
         return self.ahead[:, ahead]
 
     def level(self, batch: Batch, num_nodes: int, width: int) -> Tensor:
