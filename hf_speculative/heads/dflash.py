@@ -142,17 +142,6 @@ class RecurrentMarkovHead(MarkovHead):
 MARKOV_HEADS = {"vanilla": MarkovHead, "gated": GatedMarkovHead, "rnn": RecurrentMarkovHead}
 
 
-class ConfidenceHead(nn.Module):
-    """DSpark's estimate, in logits, of how likely the target accepts a token of a place."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.proj = nn.Linear(width, 1)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return self.proj(features)[..., 0]
-
-
 @dataclass(frozen=True)
 class Block:
     """What a head's config says of its block; where it does not say, it is as in transformers.
@@ -273,7 +262,7 @@ class DFlashHead(MuseGlimmerAssistantModel):
             self.markov_head = MARKOV_HEADS[config.markov_head_type](config)
         if config.enable_confidence_head:
             width = config.markov_rank if config.confidence_head_with_markov else 0
-            self.confidence_head = ConfidenceHead(config.hidden_size + width)
+            self.confidence_head = nn.ModuleDict({"proj": nn.Linear(config.hidden_size + width, 1)})
         self.post_init()
 
     @property
@@ -297,4 +286,4 @@ class DFlashHead(MuseGlimmerAssistantModel):
         """
         if self.config.confidence_head_with_markov:
             hidden = torch.cat([hidden, self.markov_head.embedded(previous).to(hidden.dtype)], -1)
-        return self.confidence_head(hidden)
+        return self.confidence_head["proj"](hidden)[..., 0]

@@ -92,9 +92,6 @@ class Eagle3Model(PreTrainedModel):
     def get_input_embeddings(self) -> nn.Module | None:
         return self.embed_tokens
 
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
     def fuse(self, target_states: Tensor) -> Tensor:
         """States `(batch, n, hidden)` to go on from, of the target's `(batch, n, states * width)`, side by side."""
         if self.input_norm is not None:
