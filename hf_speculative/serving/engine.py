@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import BatchFeature, GenerationConfig, PreTrainedModel
 
 from ..call import checks
 from ..call.attached import attached_to
@@ -34,7 +34,7 @@ from ..models.execution import note_decoded
 from ..tokenizers.chat import ids_of
 from ..types import Batch, Round
 from ..verification import SampledVerification
-from .requests import Request, logprobs_of, prepare_request
+from .requests import Finish, Receive, Request, logprobs_of, prepare_request
 from .rows import Parked, PerRequestSamplers, PerRequestStopping, Rows, Running, admit, read_prompt, takes_media
 
 #: where neither the model nor the server has a limit
@@ -146,8 +146,8 @@ class Engine:
     def submit(
         self,
         prompt: Sequence[int],
-        receive: Callable[[list[int]], None],
-        finish: Callable[[BaseException | None], None],
+        receive: Receive,
+        finish: Finish,
         seed: int | None = None,
         num_top: int | None = None,
         inputs: Mapping[str, Any] | None = None,
@@ -169,8 +169,8 @@ class Engine:
             QueueFull, Closed: too many requests wait, or the engine is closed.
         """
         settings = {"pad_token_id": self.pad} | settings if "generation_config" not in settings else settings
-        shared = (self.model, self.options, self.max_length)
-        prepare = partial(prepare_request, *shared, prompt, settings, seed, receive, finish, inputs)
+        settings |= BatchFeature(inputs).to(device_of(self.model)).data
+        prepare = partial(prepare_request, self, prompt, settings, seed, receive, finish)
         # Models store positions after images on themselves: no other request may run meanwhile.
         request = self.call(prepare).result() if inputs else prepare()
         request.num_top = num_top

@@ -1,17 +1,16 @@
 """Prepare one request as `generate` would alone, to run as a row among others, and log-probabilities of its tokens."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import BatchFeature, DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from ..call import checks, input_checks
 from ..call.attached import plain_generate_of
-from ..call.configuration import Options
 from ..call.parts import make_sampler
 from ..call.preparation import with_stop_strings
 from ..call.statistics import RowStatistics
@@ -21,8 +20,11 @@ from ..models import Inputs, device_of
 from ..sampling.logits_processors import Processors
 from ..sampling.samplers import ProcessedSampler
 from ..sampling.stopping import CriteriaStopping
-from ..types import Batch, Guide, Tree
+from ..types import Batch, Tree
 
+#: takes new tokens; and takes the end, `None` or the error that it came to
+Receive: TypeAlias = Callable[[list[int]], None]
+Finish: TypeAlias = Callable[[BaseException | None], None]
 #: positions of a prompt in one pass
 CHUNK = 256
 
@@ -86,7 +88,7 @@ class Run:
         is_cancelled: its client is gone.
     """
 
-    def __init__(self, receive: Callable[[list[int]], None]):
+    def __init__(self, receive: Receive):
         self.receive = receive
         self.logprobs: list[Logprob] = []
         self.statistics, self.num_cached = RowStatistics(), 0
@@ -106,32 +108,24 @@ class Request(Run):
     Args:
         inputs: of the call, prepared by the target's own `generate`.
         sampler, stopping: of a call with this one row.
-        guide: of its grammar, if it has one.
         receive: takes new tokens, on the engine's thread.
         finish: is called once at the end, with `None` or the error that ended it.
 
     Attributes:
         ids: the prompt.
+        guide: of its grammar, if it has one.
         tokens: the new tokens so far.
         num_top: the number of likeliest tokens whose log-probabilities are kept beside each token's own; `None`: keep none.
         max_length: the most tokens of prompt and answer.
         error: what went wrong with it alone; its row ends with the round.
     """
 
-    def __init__(
-        self,
-        inputs: Inputs,
-        sampler: ProcessedSampler,
-        stopping: CriteriaStopping,
-        receive: Callable[[list[int]], None],
-        finish: Callable[[BaseException | None], None],
-        guide: Guide | None = None,
-    ):
+    def __init__(self, inputs: Inputs, sampler: ProcessedSampler, stopping: CriteriaStopping, receive: Receive, finish: Finish):
         assert stopping.max_length is not None  # transformers' generate always sets one
         self.inputs, self.sampler, self.stopping, self.max_length = inputs, sampler, stopping, stopping.max_length
         super().__init__(receive)
-        self.finish, self.guide = finish, guide
-        self.ids = inputs.input_ids[0].tolist()
+        self.finish, self.ids = finish, inputs.input_ids[0].tolist()
+        self.guide = sampler.processors.guides([self.ids])(0)
         self.tokens: list[int] = []
         self.num_top: int | None = None
         self.error: BaseException | None = None
@@ -162,29 +156,20 @@ class Request(Run):
 
 
 def prepare_request(
-    model: PreTrainedModel,
-    options: Options,
-    max_length: int,
-    prompt: Sequence[int],
-    settings: dict[str, Any],
-    seed: int | None,
-    receive: Callable[[list[int]], None],
-    finish: Callable[[BaseException | None], None],
-    media: Mapping[str, Any] | None = None,
+    engine, prompt: Sequence[int], settings: dict[str, Any], seed: int | None, receive: Receive, finish: Finish
 ) -> Request:
     """Make a request, checked like a call of `generate`; nothing runs yet.
 
     Args:
-        options: the server's own, with its source of drafts.
-        max_length: the most tokens of prompt and answer together.
+        engine: what runs it: its model, options of drafts and limit count.
         prompt: its ids.
-        settings: keywords of `generate`: `generation_config`, `max_new_tokens`, ...
+        settings: keywords of `generate`: `generation_config`, `max_new_tokens`, images, ...
         seed: of a sampled answer; `None`: a random one.
-        media: further inputs of the model: images, recordings.
 
     Raises:
         ValueError, TypeError: a call of `generate` would refuse it.
     """
+    model, options = engine.model, engine.options
     if not prompt:
         raise ValueError("the prompt is empty: it needs at least one token.")
     if seed is not None and not -(2**63) <= seed < 2**64:
@@ -201,7 +186,7 @@ def prepare_request(
         stopping = CriteriaStopping(stopping_criteria, 1)
         checks.check_generation(options, model, input_ids, generation_config, stopping.rows_may_differ)
         width, wanted = input_ids.shape[1], stopping.max_length or 0
-        check_room(width, wanted - width, max_length)
+        check_room(width, wanted - width, engine.max_length)
         processors = Processors(logits_processor, 1)
         if processors.keeps_rows_together:
             raise ValueError("`guidance_scale` keeps rows together, which requests are not: leave it out.")
@@ -210,11 +195,9 @@ def prepare_request(
         generator = torch.Generator(input_ids.device)
         generator.manual_seed(generator.seed() if seed is None else seed)
         config = replace(options.config, generator=generator)
-        batch = Batch(input_ids, [0], wanted)
-        sampler = make_sampler(config, model, batch, processors, generation_config)
+        sampler = make_sampler(config, model, Batch(input_ids, [0], wanted), processors, generation_config)
         sampler.keeps_draft_probs = False
-        return Request(inputs, sampler, stopping, receive, finish, processors.guides(batch.history)(0))
+        return Request(inputs, sampler, stopping, receive, finish)
 
-    kwargs = with_stop_strings(model, options) | BatchFeature(media).to(input_ids.device).data
-    kwargs |= {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+    kwargs = with_stop_strings(model, options) | {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
     return plain_generate_of(model)(**kwargs, custom_generate=prepared)
