@@ -179,7 +179,7 @@ class Sampler:
         """Which rows are running, and where they are."""
 
     def end_round(self, batch: Batch, tokens: list[list[int]], chances: tuple[float, float] | None = None) -> None:
-        """The round emitted `tokens`; `chances` as in `Appended`."""
+        """The round emitted `tokens`; `chances` as in `Round`."""
 
     def finish(self, most_steps: int | None = None) -> None:
         """The call is over, of which rows keep at most `most_steps` new tokens (`Stopping.end`)."""

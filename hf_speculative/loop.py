@@ -49,27 +49,26 @@ def speculate(
         if verdict.path is not None:  # a tree: from here on, the path that was kept is a chain
             draft, verdict, (logits, scores, is_valid) = along_path(draft, verdict, logits, scores, is_valid)
             batch.put(draft.tokens)
-        new = batch.append(draft, verdict, is_valid)
-        num_from_draft = [len(tokens) - 1 for tokens in new.tokens]
-        done = stopping.cut(batch, new.tokens, scores)
-        kept = [min(n, len(tokens)) for n, tokens in zip(num_from_draft, new.tokens, strict=True)]
-        round = Round(list(batch.rows), new.tokens, new.num_drafted, kept, done, logits, scores, new.acceptance_prob)
+        round = batch.append(draft, verdict, is_valid)
+        round.done = stopping.cut(batch, round.tokens, scores)
+        round.num_from_draft = [min(n, len(tokens)) for n, tokens in zip(round.num_from_draft, round.tokens, strict=True)]
+        round.logits, round.processed = logits, scores
         lap("accept")
 
         # 4. Roll back: forget what was not accepted; rows that are done leave, and rows that wait take their lanes.
-        sampler.end_round(batch, new.tokens, new.chances)
+        sampler.end_round(batch, round.tokens, round.chances)
         schedule.update(round)
         target.rollback(batch)
         drafter.rollback(batch)
         lap("rest")
-        freed = [lane for lane, is_done in enumerate(done) if is_done]
+        freed = [lane for lane, is_done in enumerate(round.done) if is_done]
         if newcomers := batch.newcomers(len(freed)):
             for part, stage in ((batch, "rest"), (target, "verify"), (drafter, "draft")):
                 part.admit(newcomers, freed[: len(newcomers.rows)])
                 lap(stage)
             del freed[: len(newcomers.rows)]
         if freed:
-            running = sorted({*range(len(done))} - {*freed})
+            running = sorted({*range(len(round.rows))} - {*freed})
             for part in (batch, target, drafter):
                 part.select(running)
         yield round

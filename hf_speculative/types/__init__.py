@@ -4,5 +4,5 @@
 """
 
 from .batch import NO_TOKEN, Batch, Draft, Guide, Prefix, along_path, columns_from, shared_prefixes
-from .rounds import Appended, Costs, Few, NoDistribution, Round, Verdict, dense, read_later, uploaded
+from .rounds import Costs, Few, NoDistribution, Round, Verdict, dense, read_later, uploaded
 from .tree import Nodes, Tree

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .rounds import UNIT, Appended, Verdict, in_units, uploaded
+from .rounds import UNIT, Round, Verdict, in_units, uploaded
 from .tree import Tree
 
 #: in the place of a token that was drawn from what is no distribution
@@ -137,7 +137,7 @@ class Batch:
         if end > (width := self.tokens.shape[1]):
             self.tokens = functional.pad(self.tokens, (0, max(end, 2 * width) - width))  # doubled: O(1) a token
 
-    def append(self, draft: Draft, verdict: Verdict, is_valid: Tensor | None = None) -> Appended:
+    def append(self, draft: Draft, verdict: Verdict, is_valid: Tensor | None = None) -> Round:
         """Lengthen each row by its accepted tokens and the target's own.
 
         The draft must have been `put` already, a path of a tree as a chain (`along_path`). The target had a distribution where
@@ -156,9 +156,9 @@ class Batch:
         read = torch.cat([*counts, *of_draft, *more], 1).tolist()
         self.tokens.scatter_(1, (self.lengths + verdict.num_accepted)[:, None], verdict.next_token[:, None])
         self.lengths = self.lengths + verdict.num_accepted + 1
-        appended = Appended([], [], [])
+        round = Round(list(self.rows), [], [], [], [])
         if verdict.chances is not None:
-            appended.chances = sum(row[-2] for row in read) / UNIT, sum(row[-1] for row in read) / UNIT
+            round.chances = sum(row[-2] for row in read) / UNIT, sum(row[-1] for row in read) / UNIT
         self.path, self.host_path = path, None if path is None else []
         for row, (num_proposed, num_kept, limit, next_token, *rest) in enumerate(read):
             tokens, chances, nodes = rest[: draft.width], rest[draft.width :][: draft.width], rest[2 * draft.width :]
@@ -168,11 +168,12 @@ class Batch:
             new = [*tokens[:num_kept], next_token]
             self.host_lengths[row] += num_kept + 1
             self.history[row] += new
-            appended.tokens.append(new[:limit] + [NO_TOKEN] * (num_kept + 1 - limit))
-            appended.num_drafted.append(num_proposed)
-            appended.acceptance_prob.append([n / UNIT for n in chances[:num_proposed]])
+            round.tokens.append(new[:limit] + [NO_TOKEN] * (num_kept + 1 - limit))
+            round.num_drafted.append(num_proposed)
+            round.num_from_draft.append(num_kept)
+            round.acceptance_prob.append([n / UNIT for n in chances[:num_proposed]])
         self.is_unread, self.tree = False, None
-        return appended
+        return round
 
     def replace_tail(self, starts: list[int], tails: list[list[int]]) -> None:
         """Each row keeps its first `starts[b]` columns, padding included, and goes on with `tails[b]`."""

@@ -63,25 +63,11 @@ class Verdict:
 
 
 @dataclass
-class Appended:
-    """What `Batch.append` read from the device, one entry a row.
-
-    Attributes:
-        tokens: the new tokens; `NO_TOKEN` from the first on that came from no distribution.
-        num_drafted: draft tokens proposed.
-        acceptance_prob: `Verdict.acceptance_prob` of the draft tokens, of a tree those on the path that was kept.
-        chances: `Verdict.chances`, of all rows together.
-    """
-
-    tokens: list[list[int]]
-    num_drafted: list[int]
-    acceptance_prob: list[list[float]]
-    chances: tuple[float, float] | None = None
-
-
-@dataclass
 class Round:
     """What one round did, for code that consumes rounds. Lists have one entry per running row.
+
+    `Batch.append` begins it with what it reads from the device: `tokens` as they are before a stop, `NO_TOKEN` from the first
+    on that came from no distribution.
 
     Attributes:
         rows: which row of the call each entry belongs to.
@@ -91,7 +77,8 @@ class Round:
         done: rows that end with this round.
         logits: `(batch, k + 1, vocab)` the target's logits; position i is the one that token i was chosen at.
         processed: the same after every logits processor; `scores` has them for the whole vocabulary.
-        acceptance_prob: for each draft token proposed, `Verdict.acceptance_prob`.
+        acceptance_prob: for each draft token proposed, `Verdict.acceptance_prob`; of a tree, those on the path that was kept.
+        chances: `Verdict.chances`, of all rows together.
     """
 
     rows: list[int]
@@ -99,9 +86,10 @@ class Round:
     num_drafted: list[int]
     num_from_draft: list[int]
     done: list[bool]
-    logits: Tensor = field(repr=False)
-    processed: Tensor | Few = field(repr=False)
+    logits: Tensor = field(default=None, repr=False)
+    processed: Tensor | Few = field(default=None, repr=False)
     acceptance_prob: list[list[float]] = field(default_factory=list)
+    chances: tuple[float, float] | None = None
 
     @property
     def scores(self) -> Tensor:
