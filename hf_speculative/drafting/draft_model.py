@@ -45,8 +45,7 @@ class DraftModel(ModelDrafter, AutoregressiveDrafter):
         tokens, distributions = self.model.draft(batch, max(num_tokens), draw, settings)
         return as_proposed(tokens, distributions, uploaded(num_tokens, tokens.device), sampler)
 
-    def limit(self, batch: Batch, num_tokens: list[int]) -> list[int]:
-        return self.within_context(batch, num_tokens)
+    limit = ModelDrafter.within_context
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         return self.model.logits(batch, ahead=ahead, num_last=1)[:, 0]

@@ -75,9 +75,7 @@ class HybridSource(DraftSource):
     def for_model(self, model: PreTrainedModel) -> DraftSource:
         return HybridSource(self.guesses, self.paid.for_model(model))
 
-    def check(self, model: PreTrainedModel) -> None:
-        self.paid.check(model)
-        self.guesses.check(model)
+    check = to_each("parts", "check")
 
     def around(self, schedule: Schedule, max_tokens: int, is_default: bool) -> Schedule:
         return HybridSchedule(schedule, self.guesses.most_tokens if is_default else max_tokens)

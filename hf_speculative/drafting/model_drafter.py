@@ -74,10 +74,12 @@ class OtherVocabulary(ModelDrafter):
     Attributes:
         by_token: the draft's ids for committed tokens come from the table of shared ones where possible.
         own: the batch in the draft's ids, from the first draft on; `transcripts` are those of its rows.
+        drafted: what `StringMatch` wrote in this round, in those ids.
     """
 
     by_token: bool
     own: Batch | None
+    drafted: list[list[int]] | None
 
     def __init__(self, model: CachedModel, translation: Translation, max_positions: int | None = None):
         super().__init__(model, max_positions)
@@ -86,7 +88,7 @@ class OtherVocabulary(ModelDrafter):
     def begin(self, batch: Batch, sampler: Sampler) -> None:
         super().begin(batch, sampler)
         self.transcripts: list[Transcript] = []
-        self.own = None
+        self.own = self.drafted = None
 
     def prefill(self, batch: Batch) -> None:
         super().prefill(self.start(batch))
@@ -109,11 +111,11 @@ class OtherVocabulary(ModelDrafter):
         limit = self.max_positions if self.model.window is None else None
         return transcripts, Batch(ids, padding, limit or ENDLESS, texts)
 
-    def follow_text(self, batch: Batch, drafted: list[list[int]] | None = None) -> None:
+    def rollback(self, batch: Batch) -> None:
         """End a round: read the committed tokens, and roll back the draft's cache beyond them."""
         if self.own is None:
             return
-        drafted = drafted or [[]] * len(batch.rows)
+        drafted, self.drafted = self.drafted or [[]] * len(batch.rows), None
         kept = [t.advance(h, d) for t, h, d in zip(self.transcripts, batch.history, drafted, strict=True)]
         ids = [transcript.ids for transcript in self.transcripts]
         # The first token that differs comes alone: what the cache holds of a row ends before it. Then the others.
@@ -173,9 +175,6 @@ class TokenIntersection(OtherVocabulary, AutoregressiveDrafter):
         moved = logits.new_full((logits.shape[0], len(self.to_draft)), -torch.inf)
         return moved.index_copy_(1, self.target_ids, logits.index_select(1, self.draft_ids))
 
-    def rollback(self, batch: Batch) -> None:
-        self.follow_text(batch)
-
 
 class StringMatch(OtherVocabulary):
     """Drafts text: string-level exact match (Timor et al., section 3; "universal assisted generation" in transformers).
@@ -189,12 +188,6 @@ class StringMatch(OtherVocabulary):
 
     one_hot_proposals = True
     by_token = False
-    #: what it wrote in this round
-    drafted: list[list[int]] | None = None
-
-    def begin(self, batch: Batch, sampler: Sampler) -> None:
-        super().begin(batch, sampler)
-        self.drafted = None
 
     def propose(self, batch: Batch, num_tokens: list[int], schedule: Schedule, sampler: Sampler) -> Draft:
         own = self.start(batch)
@@ -221,7 +214,3 @@ class StringMatch(OtherVocabulary):
         rows = zip(self.transcripts, self.drafted, batch.history, num_tokens, strict=True)
         found = [transcript.candidates(ids, history, n) if n else [] for transcript, ids, history, n in rows]
         return Draft.of(batch, found)
-
-    def rollback(self, batch: Batch) -> None:
-        self.follow_text(batch, self.drafted)
-        self.drafted = None

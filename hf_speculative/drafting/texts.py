@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..forwarding import to_each
 from ..interfaces import Schedule
 from ..models import num_logits
 from ..models.model_state import kept_with, loaded_for
@@ -192,9 +193,7 @@ class SeveralSource(GuessingSource):
     def options(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(dict.fromkeys(name for source in self.given for name in source.options()))
 
-    def check(self, model: PreTrainedModel) -> None:
-        for source in self.given:
-            source.check(model)
+    check = to_each("given", "check")
 
     def proposers(self, model: PreTrainedModel) -> list[Proposer]:
         return [proposer for source in self.given for proposer in source.proposers(model)]
