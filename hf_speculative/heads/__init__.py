@@ -13,15 +13,10 @@ from .eagle3_layouts import EagleLayout, SpeculatorsEagle3Layout
 from .layout import HeadFiles, Layout, first_reason
 from .mtp import SpeculatorsMtpLayout
 
+#: by the heads that they are of
+OF_DFLASH, OF_EAGLE3 = (ZLabLayout, SpeculatorsDFlashLayout, SavedDFlashLayout), (SpeculatorsEagle3Layout, EagleLayout)
 #: in the order in which they are asked whether files are theirs
-LAYOUTS: tuple[type[Layout], ...] = (
-    ZLabLayout,
-    SpeculatorsDFlashLayout,
-    SpeculatorsMtpLayout,
-    SavedDFlashLayout,
-    SpeculatorsEagle3Layout,
-    EagleLayout,
-)
+LAYOUTS: tuple[type[Layout], ...] = (*OF_DFLASH, SpeculatorsMtpLayout, *OF_EAGLE3)
 
 
 def layout_of(name: str | Path, **kwargs) -> Layout | None:

@@ -10,21 +10,15 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.utils import (
-    CONFIG_NAME,
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
-    WEIGHTS_INDEX_NAME,
-    WEIGHTS_NAME,
-    cached_file,
-)
+from transformers import PreTrainedConfig, PreTrainedModel, utils
 
 from ..hf_compat import tied_weights
 from ..names import LOADING, OF_REPOSITORY
 
 #: the fields and tensors of a head's files
 Published: TypeAlias = tuple[dict[str, Any], dict[str, Tensor]]
+#: files of weights: whole, and an index of several
+WEIGHTS = (utils.SAFE_WEIGHTS_NAME, utils.SAFE_WEIGHTS_INDEX_NAME), (utils.WEIGHTS_NAME, utils.WEIGHTS_INDEX_NAME)
 #: the most tensors that an error names
 MAX_NAMED = 4
 
@@ -94,13 +88,13 @@ class HeadFiles:
         Raises:
             ValueError: there are none.
         """
-        for whole, index in ((SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME), (WEIGHTS_NAME, WEIGHTS_INDEX_NAME)):
+        for whole, index in WEIGHTS:
             if (path := self._path(whole)) is not None:
                 return [path]
             if (path := self._path(index)) is not None:
                 shards = sorted(set(json.loads(Path(path).read_text())["weight_map"].values()))
                 return [self._shard(shard, index) for shard in shards]
-        raise ValueError(f"{self.name} has neither {SAFE_WEIGHTS_NAME} nor {WEIGHTS_NAME}: give a complete draft.")
+        raise ValueError(f"{self.name} has neither {utils.SAFE_WEIGHTS_NAME} nor {utils.WEIGHTS_NAME}: give a complete draft.")
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
@@ -108,7 +102,7 @@ class HeadFiles:
         return {name: tensor for path in self._weights() for name, tensor in _read(path).items()}
 
     def _path(self, file: str) -> str | None:
-        return cached_file(self.name, file, _raise_exceptions_for_missing_entries=False, **self.places)
+        return utils.cached_file(self.name, file, _raise_exceptions_for_missing_entries=False, **self.places)
 
     def _shard(self, file: str, index: str) -> str:
         path = self._path(file)
@@ -195,9 +189,9 @@ class Layout:
             named = (own.get("verifier") or {"architectures": []}) | {"name_or_path": target_name}
             fields["speculators_config"] = own | {"verifier": named}
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG_NAME).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        (folder / utils.CONFIG_NAME).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(tensors, folder / SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
+        save_file(tensors, folder / utils.SAFE_WEIGHTS_NAME, metadata={"format": "pt"})
 
     def contents(self) -> tuple[PreTrainedConfig, dict[str, Tensor]]:
         """The head's config, and its tensors as they are stored, by their names in the model.
