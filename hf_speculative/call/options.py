@@ -146,14 +146,9 @@ def read_options(model, kwargs: dict, attached_draft, attached_config: Speculati
     source = sources.source_of(argument, first_given(draft, value), values | {"in_call": in_call})
     call.refuse_for(source, config)
     is_free = _is_one_text(target, call.others, config) and all(values[name] is None for name in HOW_TO_DRAFT)
-    return Options(
-        source=sources.with_guesses(source.for_model(target), target, grammar is not None, is_free),
-        config=config,
-        values=values,
-        in_call=in_call,
-        generate_kwargs=generate_kwargs,
-        **_how_much(source, values),
-    )
+    length, chosen = _how_much(source, values), source.for_model(target)
+    chosen = sources.with_guesses(chosen, target, grammar is not None, is_free)
+    return Options(chosen, config=config, values=values, in_call=in_call, generate_kwargs=generate_kwargs, **length)
 
 
 def _is_one_text(target, kwargs: dict[str, Any], config: SpeculativeConfig) -> bool:

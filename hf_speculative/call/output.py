@@ -91,11 +91,8 @@ class Output(Rows):
         super().__init__(batch_size)
         self.running = set(range(batch_size))
         self.num_streamed = 0
-        self.kept: dict[str, list[list[Tensor]]] = {
-            name: [[] for _ in range(batch_size)]
-            for name in ("scores", "logits")
-            if config.return_dict_in_generate and getattr(config, f"output_{name}")
-        }
+        asked = [name for name in ("scores", "logits") if config.return_dict_in_generate and getattr(config, f"output_{name}")]
+        self.kept: dict[str, list[list[Tensor]]] = {name: [[] for _ in range(batch_size)] for name in asked}
         self.kept_layers: dict[str, list[list[tuple]]] = {name: [[] for _ in range(batch_size)] for name in target.keep}
 
     def follow(self, round: Round) -> None:
@@ -158,16 +155,15 @@ class Output(Rows):
         longest = self._longest()
         rows = [steps[:longest] for steps in self.kept_layers[name]]
         first = max(rows, key=len)
-        # Each is of one row, in the first dimension but for Gemma 3n, which has several states a token in front.
-        return tuple(
-            tuple(
-                None  # of a layer that was not asked for
-                if like is None
-                else torch.cat([row[i][j] if i < len(row) else torch.zeros_like(like) for row in rows], like.shape.index(1))
-                for j, like in enumerate(layers)
-            )
-            for i, layers in enumerate(first)
-        )
+
+        def of_step(i: int, j: int, like: Tensor | None) -> Tensor | None:
+            if like is None:  # of a layer that was not asked for
+                return None
+            found = [row[i][j] if i < len(row) else torch.zeros_like(like) for row in rows]
+            # Each is of one row, in the first dimension but for Gemma 3n, which has several states a token in front.
+            return torch.cat(found, like.shape.index(1))
+
+        return tuple(tuple(of_step(i, j, like) for j, like in enumerate(layers)) for i, layers in enumerate(first))
 
     def _longest(self) -> int:
         """New tokens of the longest row, as far as they are the call's."""

@@ -149,15 +149,12 @@ class SuffixProposer(Proposer):
                 following.setdefault(continuations[i][level], []).append(i)
         total = sum(map(len, following.values()))
         long, often = min((length + level).bit_length(), len(MATCH_PRIORS)), min(total.bit_length(), 3)
-        return [
-            (
-                (long, often, 4 * len(agree) // total),
-                token,
-                place._replace(voters=agree, level=level + 1, share=share * len(agree) / total),
-            )
-            for token, agree in sorted(following.items(), key=lambda pair: (len(pair[1]), pair[1][-1]), reverse=True)
-            if share * len(agree) >= self.min_share * total
-        ]
+        children: list[Child] = []
+        for token, agree in sorted(following.items(), key=lambda pair: (len(pair[1]), pair[1][-1]), reverse=True):
+            if share * len(agree) >= self.min_share * total:
+                after = place._replace(voters=agree, level=level + 1, share=share * len(agree) / total)
+                children.append(((long, often, 4 * len(agree) // total), token, after))
+        return children
 
     @staticmethod
     def match(length: int, continuations: Sequence[Sequence[int]]) -> Match | None:

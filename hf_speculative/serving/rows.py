@@ -21,6 +21,8 @@ from .requests import Request
 
 #: running requests by row
 Running = dict[int, Request]
+#: starts up to a number of waiting requests, and returns them by row
+Take = Callable[[int], Running]
 
 
 class Rows(Batch):
@@ -31,18 +33,12 @@ class Rows(Batch):
         rows: the first rows.
         max_length: the most tokens of any row, without padding; each request has its own maximum.
         pad: the padding token.
-        take: starts up to a number of waiting requests, and returns them by row.
+        take: starts waiting requests.
         leave: called before the last rows leave.
     """
 
     def __init__(
-        self,
-        running: Running,
-        rows: Collection[int],
-        max_length: int,
-        pad: int,
-        take: Callable[[int], Running],
-        leave: Callable[[Rows], None],
+        self, running: Running, rows: Collection[int], max_length: int, pad: int, take: Take, leave: Callable[[Rows], None]
     ):
         requests = [running[row] for row in rows]
         ids, mask = padded([request.ids for request in requests], pad, left=True)

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from ...tokenizers.vocabulary import is_padding
 from .index import END, NGRAMS, Index
 
-DEFAULT_MAX_TOKENS = 1_000_000
+MOST_KEPT = 1_000_000
 #: what a saved store calls itself
 FORMAT = "hf_speculative suffix store 1"
 #: two parts of the index are merged where the older has less than RATIO times the tokens of the newer
@@ -44,11 +44,7 @@ class SuffixStore:
     """
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        *,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-        max_documents: int | None = None,
+        self, tokenizer: PreTrainedTokenizerBase | None = None, *, max_tokens: int = MOST_KEPT, max_documents: int | None = None
     ):
         for name, value, least in (("max_tokens", max_tokens, 2), ("max_documents", max_documents, 1)):
             if isinstance(value, bool) or not isinstance(value, (int, type(None))):
