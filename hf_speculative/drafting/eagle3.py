@@ -146,8 +146,7 @@ class PEagle(Eagle3):
 
     most_tokens = Forwarded("config", "max_draft_tokens")  # type: ignore[assignment]
 
-    def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> None:
-        return None  # one pass as it is
+    greedy_chain = HeadDrafter.greedy_chain  # none: one pass as it is
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         if ahead == 0:

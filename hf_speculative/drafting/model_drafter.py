@@ -104,7 +104,7 @@ class OtherVocabulary(ModelDrafter):
         for transcript, history, pad in zip(transcripts, batch.history, batch.host_padding, strict=True):
             transcript.begin(history[: batch.prompt_width - pad])
             transcript.advance(history, [])
-        texts = [transcript.ids for transcript in transcripts]
+        texts = [transcript.draft.ids for transcript in transcripts]
         width = max(map(len, texts))
         padding = [width - len(text) for text in texts]
         ids = uploaded([[0] * pad + text for pad, text in zip(padding, texts, strict=True)], batch.tokens.device)
@@ -117,7 +117,7 @@ class OtherVocabulary(ModelDrafter):
             return
         drafted, self.drafted = self.drafted or [[]] * len(batch.rows), None
         kept = [t.advance(h, d) for t, h, d in zip(self.transcripts, batch.history, drafted, strict=True)]
-        ids = [transcript.ids for transcript in self.transcripts]
+        ids = [transcript.draft.ids for transcript in self.transcripts]
         # The first token that differs comes alone: what the cache holds of a row ends before it. Then the others.
         starts = [min(len(old), keep) for old, keep in zip(self.own.history, kept, strict=True)]
         self._write(self.own, starts, [row[s : k + 1] for row, s, k in zip(ids, starts, kept, strict=True)])

@@ -32,11 +32,6 @@ class Transcript:
         draft, lookbehind = translation.draft, translation.draft_lookbehind
         self.draft = Alignment(translation.encode_draft, draft.piece, lookbehind, [*draft.prefix])
 
-    @property
-    def ids(self) -> list[int]:
-        """The draft's ids for the whole row."""
-        return self.draft.ids
-
     def copy(self) -> "Transcript":
         other = copy.copy(self)
         other.draft = self.draft.copy()
@@ -93,7 +88,7 @@ class Transcript:
     def _special(self, token: int) -> int | None:
         """The draft's id for a special token, if it has one; what begins a row stands there once, in the draft's own way."""
         translation = self.translation
-        if token == translation.target.roles.get("bos") and len(self.ids) == len(translation.draft.prefix):
+        if token == translation.target.roles.get("bos") and len(self.draft.ids) == len(translation.draft.prefix):
             return None
         index = translation.to_draft.get(token)
         return None if index in translation.openers else index

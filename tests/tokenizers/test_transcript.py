@@ -31,7 +31,7 @@ def translation(tokenizer, draft_tokenizer, **lookbehinds):
 def text_of(transcript) -> bytes:
     """The text of all of the draft's ids, a space that its tokenizer adds left out."""
     draft = transcript.translation.draft
-    return draft.text_of(transcript.ids).removeprefix(b" " if draft.adds_space else b"")
+    return draft.text_of(transcript.draft.ids).removeprefix(b" " if draft.adds_space else b"")
 
 
 @pytest.mark.parametrize("by_token", [True, False], ids=["by token", "strings"])
@@ -45,21 +45,21 @@ def test_the_draft_reads_what_was_committed(names, by_token):
     committed = choose.randint(1, 9)
     row.begin(ids[:committed])
     while committed < len(ids):
-        before = list(row.ids)
+        before = list(row.draft.ids)
         new = ids[committed : committed + choose.randint(1, 4)]
         committed += len(new)
         if by_token:  # all but the last were drafted, by the table of shared tokens
             before += [pair.to_draft.get(index, -1) for index in new[:-1]]
         kept = row.advance(ids[:committed], [])
-        assert row.ids[:kept] == before[:kept] and kept < len(row.ids), "what stays is as it was"
+        assert row.draft.ids[:kept] == before[:kept] and kept < len(row.draft.ids), "what stays is as it was"
         assert len(before) - kept <= 18, "only the last few change"
         said = pair.target.text_of(ids[:committed]).removeprefix(b" " if pair.target.adds_space else b"")
         assert said.startswith(text_of(row)) and len(said) - len(text_of(row)) <= 3
     assert text_of(row).decode() == TEXT
     prefix = pair.draft.prefix
-    assert row.ids[: len(prefix)] == prefix and not set(row.ids[len(prefix) :]) & set(prefix), "one BOS at most"
+    assert row.draft.ids[: len(prefix)] == prefix and not set(row.draft.ids[len(prefix) :]) & set(prefix), "one BOS at most"
     if not by_token and tokenizer is EMBEDDED and draft_tokenizer is TOKENIZERS["embedded in metaspace"]:
-        assert row.ids == draft_tokenizer(TEXT).input_ids, "as its own tokenizer writes the whole text"
+        assert row.draft.ids == draft_tokenizer(TEXT).input_ids, "as its own tokenizer writes the whole text"
 
 
 @pytest.mark.parametrize("names", PAIRS, ids=" to ".join)
@@ -73,14 +73,14 @@ def test_any_tokens_at_all(names):
         for _ in range(60):
             history += [choose.randrange(len(tokenizer) + 5) for _ in range(choose.randint(1, 5))]
             drafted = [choose.randrange(len(draft_tokenizer)) for _ in range(3)]
-            before = list(row.ids) + drafted
+            before = list(row.draft.ids) + drafted
             candidates = row.candidates(drafted, history[: row.num_read], 3)
             assert len(candidates) <= 3 and all(index < len(tokenizer) for index in candidates)
             kept = row.advance(history, [] if by_token else drafted)
-            assert by_token or row.ids[:kept] == before[:kept]
-            assert len(row.ids) > kept and all(0 <= index < len(draft_tokenizer) for index in row.ids)
+            assert by_token or row.draft.ids[:kept] == before[:kept]
+            assert len(row.draft.ids) > kept and all(0 <= index < len(draft_tokenizer) for index in row.draft.ids)
         openers = pair.openers
-        assert sum(index in openers for index in row.ids) == len([i for i in pair.draft.prefix if i in openers])
+        assert sum(index in openers for index in row.draft.ids) == len([i for i in pair.draft.prefix if i in openers])
 
 
 def test_drafted_ids_that_came_true_stay():
@@ -90,7 +90,7 @@ def test_drafted_ids_that_came_true_stay():
     drafted = TOKENIZERS["embedded in metaspace"](" sys\nimport re", add_special_tokens=False).input_ids
     found = row.candidates(drafted, ids, 10)
     assert EMBEDDED.decode(found) == " sys\nimport re"
-    length = len(row.ids)
+    length = len(row.draft.ids)
     # Two of them are accepted, and the target goes on otherwise.
     kept = row.advance([*ids, *found[:2], *EMBEDDED("from").input_ids], drafted)
     assert kept == length + 2
@@ -130,8 +130,8 @@ def test_turns_of_a_conversation():
         row = Transcript(translation(target, draft), by_token)
         for end in range(1, len(ids) + 1):
             row.advance(ids[:end], [])
-        assert row.ids.count(draft.bos_token_id) == 1 and row.ids.count(draft.eos_token_id) == 1
-        text = draft.decode(row.ids, skip_special_tokens=True)
+        assert row.draft.ids.count(draft.bos_token_id) == 1 and row.draft.ids.count(draft.eos_token_id) == 1
+        text = draft.decode(row.draft.ids, skip_special_tokens=True)
         assert text.replace(" ", "") == "onetwothree"
 
 
