@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from ..forwarding import Forwarded
 from ..heads.eagle3 import Eagle3Model
 from ..interfaces import Drafter, Sampler
-from ..models import AttentionLayers, CompiledPass, Nodes, fed_slots, nodes_of, pool, with_folded_attention
-from ..models.cached_model import num_logits, reads_length
+from ..models import AttentionLayers, CompiledPass, Nodes, fed_slots, nodes_of, num_logits, pool, reads_length
+from ..models.attention import with_folded_attention
 from ..models.execution import capture_of, compiled_pass
 from ..models.ragged_cache import fed_places
 from ..models.replays import Capture, Replays

@@ -3,22 +3,14 @@
 from . import artifacts, linears, pool
 from .artifacts import CompiledPass
 from .attention import mask_unsupported_reason, with_folded_attention
-from .cached_model import (
-    device_of,
-    in_modes_of_a_call,
-    max_positions_of,
-    modes_of_a_call,
-    num_logits,
-    reads_length,
-    without_dropout,
-)
+from .cached_model import device_of, in_modes_of_a_call, max_positions_of, modes_of_a_call, num_logits, without_dropout
 from .choice import LAYER_TYPES, Path, choose, choose_for
 from .early_exit import EarlyExitModel
 from .fixed_shape import NUM_COLUMNS, FixedShape, fixes_bits, free_columns
 from .inputs import Inputs, inputs_for_draft, misfit_of_encoder, prepared_inputs, text_inputs
 from .masks import AttentionLayers, Nodes, is_recurrent, no_nodes, nodes_of
 from .multimodal import MultimodalModel, multimodal_class_for
-from .positions import counts_itself
+from .positions import counts_itself, reads_length
 from .probe import fits_early_exit, ragged_deviation, tolerance, universal_deviation
 from .prompts import by_length, columns_of_a_pass
 from .ragged import RaggedModel

@@ -42,12 +42,6 @@ def max_positions_of(model: PreTrainedModel) -> int | None:
     return next((size for name in names if (size := getattr(config, name, None)) is not None), None)
 
 
-def reads_length(model: PreTrainedModel) -> bool:
-    """Whether positions are encoded by the length of the longest text of a pass: RoPE types "dynamic" and "longrope"."""
-    kinds = [str(vars(module).get("rope_type", "")) for module in model.modules()]  # one, or one by type of layer
-    return any("dynamic" in kind or "longrope" in kind for kind in kinds)
-
-
 def image_layers(model: PreTrainedModel) -> list[int]:
     """Layers of the decoder that attend to an image, whose keys lie in the text's cache: Mllama's."""
     return getattr(model.config.get_text_config(decoder=True), "cross_attention_layers", None) or []

@@ -53,6 +53,12 @@ def position_keyword(model: PreTrainedModel) -> str | None:
     return name if prefix and inner is not None and "position_ids" in _parameters(type(inner).forward) else None
 
 
+def reads_length(model: PreTrainedModel) -> bool:
+    """Whether positions are encoded by the length of the longest text of a pass: RoPE types "dynamic" and "longrope"."""
+    kinds = [str(vars(module).get("rope_type", "")) for module in model.modules()]  # one, or one by type of layer
+    return any("dynamic" in kind or "longrope" in kind for kind in kinds)
+
+
 def takes_positions(model: PreTrainedModel) -> bool:
     """Whether each row of a pass can be given positions of its own."""
     return position_keyword(model) is not None or counts_itself(model)

@@ -14,9 +14,9 @@ from ..interfaces import CachedModel
 from ..types import Batch, columns_from, uploaded
 from . import pool
 from .attention import takes_masks, with_folded_attention
-from .cached_model import device_of, last_id, reads_length
+from .cached_model import device_of, last_id
 from .masks import AttentionLayers, Nodes, depths_of_keys, nodes_of
-from .positions import with_given_positions
+from .positions import reads_length, with_given_positions
 from .prompts import by_length, columns_of_a_pass, read, read_alone
 from .ragged_cache import RaggedLayer
 from .stepped import convolves_along_paths, with_stepped_mixers
