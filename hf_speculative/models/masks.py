@@ -48,18 +48,15 @@ class Nodes:
         return torch.where(are_nodes, self.first - 1 + depths, slots)
 
     def visible(self, queries: Tensor, slots: Tensor) -> Tensor:
-        """`(batch, 1, q, m)` bool: which of `slots (m,)` the columns in slots `queries (batch, q)` see."""
-        (columns, are_columns), (nodes, are_nodes) = self._nodes(queries), self._nodes(slots[None])
+        """`(batch, q, m)` bool: which of `slots (batch or 1, m)` the columns in slots `queries (batch, q)` see."""
+        (columns, are_columns), (nodes, are_nodes) = self._nodes(queries), self._nodes(slots)
         rows = torch.arange(columns.shape[0], device=columns.device)[:, None, None]
         seen = self.ancestors[rows, columns[:, :, None], nodes[:, None]] & are_columns[:, :, None]
-        return torch.where(are_nodes[:, None], seen, slots <= queries[:, :, None])[:, None]
+        return torch.where(are_nodes[:, None], seen, slots[:, None] <= queries[:, :, None])
 
     def among(self, queries: Tensor, is_filler: Tensor | None) -> Tensor:
         """`(batch, q, q)` bool: which columns each of those in slots `queries (batch, q)` follows, itself among them."""
-        columns, are_columns = self._nodes(queries)
-        rows = torch.arange(columns.shape[0], device=columns.device)[:, None, None]
-        of_tree = self.ancestors[rows, columns[:, :, None], columns[:, None]] & are_columns[:, :, None]
-        follows = torch.where(are_columns[:, None], of_tree, queries[:, None] <= queries[:, :, None])
+        follows = self.visible(queries, queries)
         return follows if is_filler is None else follows & ~is_filler[:, None]
 
     def _nodes(self, slots: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,7 +181,7 @@ class AttentionLayers:
             visible = key <= query
         else:
             query, key = nodes.positions(queries)[:, None, :, None], nodes.positions(slots[None])[:, None, None]
-            visible = nodes.visible(queries, slots)
+            visible = nodes.visible(queries, slots[None])[:, None]
         if kind == "sliding_attention":
             visible = visible & (key > query - self.window)
         elif kind == "chunked_attention":
