@@ -15,7 +15,7 @@ from transformers import Cache
 
 from ..hf_compat import tree_map
 from .attention import fold, folds_by
-from .masks import Nodes
+from .masks import AttentionLayers, Nodes
 from .ragged_cache import Layout, fed_places, for_model
 from .shallow import LayerProxy, decoder_layers, duplicate, exchanged
 from .traced import NUM_PLACES, SAMPLES, Pass
@@ -115,12 +115,32 @@ class WatchedLayer(LayerProxy):
         return self.state.call(args, kwargs)
 
 
+class FoldedMasks(AttentionLayers):
+    """Masks of a pass are made additive, once for all layers, folded forms included.
+
+    Args:
+        layers: whose masks.
+        groups: the numbers of query heads for a key head.
+    """
+
+    def __init__(self, layers: AttentionLayers, groups: list[int]):
+        vars(self).update(vars(layers))
+        self.groups = groups
+
+    def explicit(self, visible: Tensor, dtype: torch.dtype) -> Tensor:
+        mask = super().explicit(visible, dtype)
+        if mask.dtype == torch.bool:
+            mask = torch.zeros((), dtype=dtype).where(mask, float("-inf"))
+        vars(mask)["folded"] = {(groups, dtype): fold(mask, groups, mask.shape[2])[:] for groups in self.groups}
+        return mask
+
+
 class Before(nn.Module):
     """The part of a `Pass` before the layers: from its first inputs to states and shared tensors."""
 
-    def __init__(self, whole: Pass, watch: Watch, groups: list[int], samples: Sequence[tuple[Tensor, ...]]):
+    def __init__(self, whole: Pass, watch: Watch, samples: Sequence[tuple[Tensor, ...]]):
         super().__init__()
-        self.whole, self.watch, self.groups, self.samples = whole, watch, groups, samples
+        self.whole, self.watch, self.samples = whole, watch, samples
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """
@@ -133,25 +153,13 @@ class Before(nn.Module):
         """
         input_ids, first, seen, bounds, slots, *tree = tensors[:NUM_PLACES]
         self.watch.begin()
-        self.whole(*tensors, slots[:1], *self.watch.no_caches, prepared=self._additive)
+        self.whole(*tensors, slots[:1], *self.watch.no_caches)
         if len(self.watch.calls) != self.watch.num_layers:
             raise CannotCut("some layers are not run, or more than once")
         queries, places = fed_places(first, seen, bounds, input_ids.shape[1])
         are_recurrent = self.whole.layers.are_recurrent
         ancestors = [Nodes(*tree).among(queries, places == bounds[:, :1])] if are_recurrent else []
         return self.watch.states[0], places, *ancestors, *self.watch.shared
-
-    def _additive(self, masks: Tensor | dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
-        """Make masks additive, once for all layers, folded ones included."""
-        if isinstance(masks, dict):
-            return {kind: self._additive(mask) for kind, mask in masks.items()}  # type: ignore[misc]
-        if masks.ndim == 2:  # of columns, for recurrent layers
-            return masks
-        if masks.dtype == torch.bool:
-            masks = torch.zeros((), dtype=self.whole.model.dtype).where(masks, float("-inf"))
-        width = masks.shape[2]
-        vars(masks)["folded"] = {(groups, masks.dtype): fold(masks, groups, width)[:] for groups in self.groups}
-        return masks
 
 
 class Layer(nn.Module):
@@ -254,8 +262,9 @@ def pieces_of(whole: Pass) -> list[nn.Module]:
     watch = Watch(len(layers), whole.num_tensors)
     watched = {f"model.{path}.{index}": WatchedLayer(_hollow(layer), watch) for index, layer in enumerate(layers)}
     hollow, generator = exchanged(whole, watched), torch.Generator().manual_seed(0)
+    hollow.layers = FoldedMasks(whole.layers, folds_by(model))
     places = [whole.places(*sizes[:4], generator) for sizes in SAMPLES]
-    before = Before(hollow, watch, folds_by(model), places)
+    before = Before(hollow, watch, places)
     given = _given(before)
     samples = {
         layout: [

@@ -29,14 +29,7 @@ SAMPLES = (3, 5, 300, 3, 4), (2, 7, 333, 4, 6)
 ROWS, COLUMNS, *_ = zip(*SAMPLES, strict=True)
 
 
-def ragged_pass(
-    model: Callable[..., Any],
-    cache: Any,
-    layers: AttentionLayers,
-    tensors: Sequence[Tensor],
-    prepared: Callable[[Any], Any] = lambda masks: masks,
-    **asked: Any,
-) -> Any:
+def ragged_pass(model: Callable[..., Any], cache: Any, layers: AttentionLayers, tensors: Sequence[Tensor], **asked: Any) -> Any:
     """The outputs of one pass as a function of tensors.
 
     Args:
@@ -47,7 +40,6 @@ def ragged_pass(
         bounds: `(batch, 3)` the spare slot, the last slot whose position a row can have, and its positions less its slots.
         slots: `(n,)` 0, 1, ..., n - 1: the slots that attention looks at.
         root, depths, ancestors: of a tree, as `Nodes` takes them; a chain has `no_nodes`.
-        prepared: makes of masks those that the model is given.
         asked: what else the model is given.
     """
     input_ids, first, seen, bounds, slots, *tree = tensors
@@ -58,7 +50,7 @@ def ragged_pass(
     positions = depths + bounds[:, 2:]
     if layers.columns.are_read:
         layers.columns.begin(positions, depths, depths_of_keys(cache.end, nodes, slots.device))
-    mask = prepared(layers.masks(queries, cache, nodes, is_filler))
+    mask = layers.masks(queries, cache, nodes, is_filler)
     # A trace is of chains and trees; a chain alone is stepped.
     may_branch = isinstance(cache, TracedCache) or nodes.depths.shape[1] > 1
     ancestors = nodes.among(queries, is_filler) if cache.recurrence.layers and may_branch else None
@@ -196,14 +188,13 @@ class Pass(TracedPass):
         given, end = inputs[self.num_places + 1 : len(inputs) - self.num_tensors], len(inputs[4])
         return super().written(inputs) + [states[:, end - inputs[0].shape[1] : end] for states in given]
 
-    def forward(self, *tensors: Tensor, prepared: Callable[[Any], Any] = lambda masks: masks) -> tuple[Tensor, Tensor]:
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         """
         Args:
             tensors: those of `ragged_pass`, those of `AttentionLayers.encoded`, and these:
             columns: `(m,)`, those whose logits are computed.
             record: if states are `recorded`, one `(batch, capacity, states * hidden)`, for them in their keys' slots.
             caches: of all layers, one after the other, the tensors of its `Layout`.
-            prepared: as in `ragged_pass`.
 
         Returns:
             Logits `(batch, m, vocab)`, and where they are largest, `(batch, m)`.
@@ -214,7 +205,7 @@ class Pass(TracedPass):
         if self.recorded:
             asked["output_hidden_states"] = asked_for(self.recorded)
         asked |= self.layers.encoded(places[0].shape[1], *places[NUM_PLACES:])
-        outputs = ragged_pass(self.model, cache, self.layers, places[:NUM_PLACES], prepared, **asked)
+        outputs = ragged_pass(self.model, cache, self.layers, places[:NUM_PLACES], **asked)
         for states in record:
             rows = torch.arange(states.shape[0], device=states.device)[:, None]
             states.index_put_((rows, cache.slots), joined(outputs, self.recorded, states.device))
