@@ -103,26 +103,14 @@ class AttentionLayers:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
-    def run(
-        self,
-        forward: Callable,
-        cache,
-        ids: Tensor,
-        positions: Tensor,
-        mask,
-        is_filler: Tensor | None,
-        ancestors: Tensor | None = None,
-        **asked,
-    ) -> Any:
-        """The outputs of a model's `forward` over columns `(batch, q)`.
+    def run(self, forward: Callable, cache, ids: Tensor, positions: Tensor, mask, **asked) -> Any:
+        """The outputs of a model's `forward` over columns `(batch, q)`, which `cache.recurrence` has entered, and leaves.
 
         Args:
             cache: a `RaggedCache`, or a `TracedCache`.
             mask: what the model takes, such as `masks` gives.
-            ancestors: of columns that are no chain, those that each follows, as `Nodes.among` gives them.
             asked: what else the model is given.
         """
-        cache.recurrence.enter(ids.shape[1], is_filler, ancestors)
         given = {self.cache_name: for_model(cache)} | asked
         given |= {f"{self.prefix}input_ids": ids, f"{self.prefix}attention_mask": mask}
         if self.attend and self.positions_name is not None:

@@ -110,7 +110,8 @@ class RaggedModel(CachedModel):
             num_positions = min(end + max(self.offsets), batch.max_length)
             self.layers.columns.begin(position_ids, depths, depths_of_keys(end, nodes, self.device), num_positions)
         ancestors = None if nodes is None or not self.layers.are_recurrent else nodes.among(queries, is_filler)
-        outputs = self.layers.run(self.run, self.cache, input_ids, position_ids, attention_mask, is_filler, ancestors, **keep)
+        self.cache.recurrence.enter(width, is_filler, ancestors)
+        outputs = self.layers.run(self.run, self.cache, input_ids, position_ids, attention_mask, **keep)
         self._finish(ends, first + width)
         return outputs.logits[:, -num_last:].to(batch.tokens.device)
 

@@ -54,7 +54,8 @@ def ragged_pass(model: Callable[..., Any], cache: Any, layers: AttentionLayers, 
     # A trace is of chains and trees; a chain alone is stepped.
     may_branch = isinstance(cache, TracedCache) or nodes.depths.shape[1] > 1
     ancestors = nodes.among(queries, is_filler) if cache.recurrence.layers and may_branch else None
-    return layers.run(model, cache, input_ids, positions, mask, is_filler, ancestors, **asked)
+    cache.recurrence.enter(input_ids.shape[1], is_filler, ancestors)
+    return layers.run(model, cache, input_ids, positions, mask, **asked)
 
 
 def sizes_that_vary(one: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[dict[int, tuple[int, tuple]], ...]:
