@@ -7,7 +7,7 @@ calls its layers is recorded from a run on stand-ins, see `pieces_of`.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from .ragged_cache import Layout, fed_places, for_model
 from .shallow import LayerProxy, decoder_layers, duplicate, exchanged
 from .traced import NUM_PLACES, SAMPLES, Pass
 from .traced_cache import TracedCache
+
+#: what `forward` of a piece takes, in passes of the two `SAMPLES`
+Samples: TypeAlias = Sequence[tuple[Tensor, ...]]
 
 
 class CannotCut(RuntimeError):
@@ -138,7 +141,7 @@ class FoldedMasks(AttentionLayers):
 class Before(nn.Module):
     """The part of a `Pass` before the layers: from its first inputs to states and shared tensors."""
 
-    def __init__(self, whole: Pass, watch: Watch, samples: Sequence[tuple[Tensor, ...]]):
+    def __init__(self, whole: Pass, watch: Watch, samples: Samples):
         super().__init__()
         self.whole, self.watch, self.samples = whole, watch, samples
 
@@ -170,18 +173,9 @@ class Layer(nn.Module):
         num_layers: of the model: where layers of a cache may be looked for.
         are_recurrent: some of the model's layers.
         layout: what it caches.
-        samples: what `forward` takes, in passes of the two `SAMPLES`.
     """
 
-    def __init__(
-        self,
-        layer: nn.Module,
-        call: Any,
-        num_layers: int,
-        are_recurrent: bool,
-        layout: Layout,
-        samples: Sequence[tuple[Tensor, ...]],
-    ):
+    def __init__(self, layer: nn.Module, call: Any, num_layers: int, are_recurrent: bool, layout: Layout, samples: Samples):
         super().__init__()
         self.layer, self.call, self.num_layers, self.are_recurrent = layer, call, num_layers, are_recurrent
         self.layout, self.samples = layout, samples
@@ -223,7 +217,7 @@ class Layer(nn.Module):
 class After(nn.Module):
     """The part of a `Pass` after the layers: logits of some columns, and their argmax."""
 
-    def __init__(self, whole: Pass, watch: Watch, samples: Sequence[tuple[Tensor, ...]]):
+    def __init__(self, whole: Pass, watch: Watch, samples: Samples):
         super().__init__()
         self.whole, self.watch, self.samples = whole, watch, samples
 
