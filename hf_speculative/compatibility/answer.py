@@ -192,7 +192,8 @@ def check(
         tokenizer = tokenizer if tokenizer is not None else tokenizer_beside(target)
         if draft_tokenizer is None and tokenizer is not None:
             draft_tokenizer = tokenizer_beside(draft)
-    answer, source = _fit(target, draft, tokenizer, draft_tokenizer, do_sample, example)
+    tokenizers = {"tokenizer": tokenizer, "draft_tokenizer": draft_tokenizer}
+    answer, source = _fit(target, draft, tokenizers, do_sample, example)
     if not measure or answer.target.path is None:
         return answer
     ids = ids_of_prompts(prompts, target, tokenizer, raw)
@@ -230,19 +231,14 @@ def _reading(fields: dict[str, Any], evaluation: Evaluation, name: str) -> Readi
 
 
 def _fit(
-    target: PreTrainedModel,
-    draft: PreTrainedModel | None,
-    tokenizer: PreTrainedTokenizerBase | None,
-    draft_tokenizer: PreTrainedTokenizerBase | None,
-    do_sample: bool,
-    example: dict[str, Any],
+    target: PreTrainedModel, draft: PreTrainedModel | None, tokenizers: dict[str, Any], do_sample: bool, example: dict[str, Any]
 ) -> tuple[Compatibility, DraftSource | None]:
     """What needs no text, and the source that the draft is, if there is one that fits."""
     report, reason = report_of(target, "model", example)
     if draft is None or reason is not None:
         return Compatibility(reason is None, reason or _summary(report), report), None
     notes = notes_on(target, draft)
-    source = source_of("draft_model", draft, {"tokenizer": tokenizer, "draft_tokenizer": draft_tokenizer})
+    source = source_of("draft_model", draft, tokenizers)
     try:
         checks.check_source(source, target)
         source.check_ids(target)

@@ -128,15 +128,8 @@ def _audit(model: PreTrainedModel, exact: Exact, prompt: Ids, a: Ids, b: Ids) ->
         lead, behind = (leads[0] - leads[1]).item(), (in_float64.max() - leads.min()).item()
         number = torch.finfo(model.dtype)
         ulp = number.eps * 2 ** logits.abs().max().clamp(min=number.tiny).log2().floor().item()
-        found = Audit(
-            position=position,
-            tokens=tokens,
-            logits=(logits[0].item(), logits[1].item()),
-            lead=lead,
-            behind=behind,
-            rounding=(fresh - in_float64).abs().max().item(),
-            ulps=(logits[0] - logits[1]).abs().item() / ulp,
-        )
+        rounding, ulps = (fresh - in_float64).abs().max().item(), (logits[0] - logits[1]).abs().item() / ulp
+        found = Audit(position, tokens, (logits[0].item(), logits[1].item()), lead, behind, rounding, ulps)
         return found if found.is_tie else replace(found, layer=_wrong_layer(model, ids, layers, exact_layers))
 
 

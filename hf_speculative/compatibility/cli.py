@@ -71,16 +71,9 @@ def check(settings: Options) -> None:
     if draft is not None and not isinstance(draft, PreTrainedModel):
         raise ValueError(f"DRAFT_MODEL {settings.draft_model}: give a model. Sources that need none are tried anyway.")
     own = tokenizer_beside(draft) or other or (tokenizer if draft is not None else None)
-    found = answer.check(
-        target,
-        draft,
-        tokenizer,
-        own,
-        do_sample=settings.sample,
-        prompts=texts,
-        batch_sizes=sizes,
-        **{name: getattr(settings, name) for name in ("measure", "seconds", "raw", "grammar")},
-    )
+    options = {name: getattr(settings, name) for name in ("measure", "seconds", "raw", "grammar")}
+    options |= {"do_sample": settings.sample, "prompts": texts, "batch_sizes": sizes}
+    found = answer.check(target, draft, tokenizer, own, **options)
     if settings.json:
         typer.echo(json.dumps(found.to_dict()))
     else:
