@@ -66,7 +66,7 @@ class MultimodalModel(RaggedModel):
         logits = reader.logits(prompts, ahead=0, num_last=1)
         self._keep(reader)
         slots = prompts.lengths - prompts.padding
-        self._begin(prompts, ahead=0)
+        self._start(prompts, ahead=0)
         self.load(reader.rewinder.cache, prompts)
         self.offsets = (reader.position_after_prompt().to(slots.device) - slots).tolist()
         self.num_forwards += 1
@@ -81,10 +81,10 @@ class MultimodalModel(RaggedModel):
     def _keep(self, reader: UniversalModel) -> None:
         """Keep what later passes need of the prompt beside its keys and values."""
 
-    def greedy_chain(self, batch: Batch, num_tokens: int, vocab_size: int) -> Tensor | None:
+    def _begin(self, batch: Batch, ahead: int) -> tuple[list[int], list[int]]:
         if self.seen is None:
             self._read_prompt(batch)
-        return super().greedy_chain(batch, num_tokens, vocab_size)
+        return super()._begin(batch, ahead)
 
     def prefill(self, batch: Batch) -> None:
         """Keep one row for each prompt: `inputs` have as many copies of each as the call returns sequences."""
@@ -101,11 +101,6 @@ class MultimodalModel(RaggedModel):
 
 class StaticMultimodalModel(MultimodalModel, StaticModel):
     """The same with passes of static shape after the prompt's."""
-
-    def drafts_at_once(self, batch: Batch) -> bool:
-        if self.seen is None:
-            self._read_prompt(batch)
-        return super().drafts_at_once(batch)
 
 
 class AheadMultimodalModel(MultimodalModel, AheadModel):
