@@ -121,15 +121,11 @@ class UniversalModel(CachedModel):
         first, outputs, is_prompt = self.last
         layers, i = outputs[name], column - first
         columns = slice(None) if is_prompt else slice(i, i + 1)  # the prompt's: all of them, as in plain `generate`
-        # `(batch, columns, ...)`, but for Gemma 3n, whose several states a token stand in front.
-        in_front = hasattr(self.model.config.get_text_config(decoder=True), "altup_num_inputs")
         if name.endswith("hidden_states"):
-            return tuple(
-                None  # of a layer that was not asked for
-                if layer is None
-                else (layer[:, row : row + 1, columns] if in_front and layer.ndim == 4 else layer[row : row + 1, columns])
-                for layer in layers
-            )
+            # `(batch, columns, ...)`, but for Gemma 3n, whose several states a token stand in front; `None` was not asked for.
+            own, config = (slice(row, row + 1), columns), self.model.config.get_text_config(decoder=True)
+            of_many = (slice(None), *own) if hasattr(config, "altup_num_inputs") else own
+            return tuple(layer if layer is None else layer[of_many if layer.ndim == 4 else own] for layer in layers)
         queries = tuple(layer[row : row + 1, :, columns] for layer in layers)
         if is_prompt or name == "cross_attentions" or not queries:  # T5 in older transformers records none
             return queries
