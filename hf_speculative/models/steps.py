@@ -114,17 +114,10 @@ class Branching(Steps):
         self.after = state.new_empty(1 + parents.shape[1], *state.shape)
         self.after[0] = state
 
-    @property
-    def states(self) -> list[Tensor]:  # type: ignore[override]
-        return list(self.after[1 : 1 + self.num_columns])
-
-    @states.setter
-    def states(self, states: list[Tensor]) -> None:
-        """All are in `after`."""
-
     def advance(self, state: Tensor) -> Tensor:
         state = super().advance(state)
         self.after[self.num_columns] = state
+        self.states.append(self.after[self.num_columns])
         if self.num_columns < self.parents.shape[1]:
             self.state = self.after[self.parents[:, self.num_columns], self.rows]
         return state
@@ -150,11 +143,8 @@ class AtOnce(Steps):
         super().__init__(state, is_filler)
         self.new, self.ancestors = new, ancestors
 
-    def next_head(self, run: Callable[[Steps], Tensor]) -> Tensor:
-        """Run the next head over its part of the states."""
-        head = len(self.heads)
-        self.heads.append([])
-        return run(AtOnce(self.state[:, head], self.new[:, :, head], self.is_filler, self.ancestors))  # type: ignore[arg-type]
+    def _of_head(self, head: int) -> Steps:
+        return AtOnce(self.state[:, head], self.new[:, :, head], self.is_filler, self.ancestors)  # type: ignore[arg-type]
 
     def delta_rule(self, query: Tensor, key: Tensor, value: Tensor, log_decays: Tensor, beta: Tensor) -> Tensor:
         query, key, value, beta = (part.transpose(1, 2) for part in (query, key, value, self._none_of_filler(beta)))
