@@ -67,14 +67,9 @@ def weights_of_a_pass(model: PreTrainedModel) -> int:
     tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     # a tied embedding is the head as well, and computes there; another rank of a pipeline may have the head
     tables.discard(getattr(model.get_output_embeddings(), "weight", None))
-    total = 0.0
-    for name, weight in model.named_parameters():
-        if weight not in tables:
-            share = num_chosen / num_experts if ".experts." in name else 1
-            total += getattr(weight, "ds_numel", weight.numel()) * share
-    for name, num_weights in _packed_weights(model):
-        total += num_weights * (num_chosen / num_experts if ".experts." in name else 1)
-    return round(total)
+    weights = [(name, getattr(w, "ds_numel", w.numel())) for name, w in model.named_parameters() if w not in tables]
+    sizes = [*weights, *_packed_weights(model)]
+    return round(sum(num * (num_chosen / num_experts if ".experts." in name else 1) for name, num in sizes))
 
 
 def num_parameters(model: PreTrainedModel) -> int:
