@@ -130,11 +130,6 @@ def tied_weights(model: PreTrainedModel) -> set[str]:
     return set(model._tied_weights_keys or ())
 
 
-def from_config(model_class: type[PreTrainedModel], config: PretrainedConfig, **kwargs) -> PreTrainedModel:
-    """A model with new weights."""
-    return model_class._from_config(config, **kwargs)
-
-
 def loads(auto_class: Any, config: PretrainedConfig) -> bool:
     """An auto class knows a model for this config."""
     return type(config) in auto_class._model_mapping
