@@ -114,10 +114,6 @@ def device_mesh(model: PreTrainedModel | None):
     return getattr(model, "_device_mesh", None)
 
 
-def tensor_parallel_size(model: PreTrainedModel) -> int:
-    return getattr(model, "_tp_size", None) or 1
-
-
 def gguf_weights(path: str, model: PreTrainedModel) -> dict[str, Tensor]:
     """The dequantised weights of a GGUF file, under the names of `model`."""
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint

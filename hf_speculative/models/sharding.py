@@ -8,7 +8,7 @@ from typing import Any
 from torch import distributed, nn
 from transformers import PreTrainedModel
 
-from ..hf_compat import device_mesh, tensor_parallel_size
+from ..hf_compat import device_mesh
 
 
 def are_several() -> bool:
@@ -28,7 +28,7 @@ def group_of(model: PreTrainedModel | None) -> Any | None:
     if is_staged(model):
         return distributed.group.WORLD  # transformers has no copies of a pipeline
     names = mesh.mesh_dim_names or ()
-    if tensor_parallel_size(model) == 1:
+    if getattr(model, "tp_size", None) in (None, 1):
         return None
     return mesh.get_group("tp") if "tp" in names else mesh.get_group()
 
