@@ -50,21 +50,15 @@ def described(model: nn.Module, config: PretrainedConfig, *others: str) -> str:
     Args:
         others: further fields of the config that change nothing of them.
     """
+    tensors = *model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)
     depends_on = {
         "versions": [__version__, torch.__version__, transformers.__version__, platform.python_version()],
         "processor": [platform.machine(), torch.backends.cpu.get_cpu_capability(), processor()],
         "config": {name: value for name, value in config.to_dict().items() if name not in {*NOT_OF_PASSES, *others}},
         "attention": attention_name(config),
         "sources": _sources(model),
-        "tensors": [
-            (name, str(tensor.dtype), list(tensor.shape), tensor.is_contiguous() or tensor.stride())
-            for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
-            for name, tensor in named
-        ],
-        "modules": [
-            (name, type(module).__module__, type(module).__qualname__, _settings(module))
-            for name, module in model.named_modules()
-        ],
+        "tensors": [(name, str(t.dtype), list(t.shape), t.is_contiguous() or t.stride()) for name, t in tensors],
+        "modules": [(name, type(m).__module__, type(m).__qualname__, _settings(m)) for name, m in model.named_modules()],
     }
     return f"{type(model).__name__}-{digest(depends_on)[:24]}"
 
