@@ -18,7 +18,7 @@ from torch.nn import functional
 from ..hf_compat import LinearAttentionLayer
 from ..types import uploaded
 from .steps import Branching, Steps, along, moved_right, parents_of, paths_of, unless
-from .written import Key, Later, Picked, StateLayout, Written, states_of
+from .written import Key, Later, Picked, StateLayout, Written, held_by, states_of
 
 #: columns beside those of a draft that are stepped; what is longer is read in one piece
 NARROW = 16
@@ -91,21 +91,19 @@ class RecurrentLayer(LinearAttentionLayer):
             RuntimeError: a mixer has read several columns from a state in a way of its own.
         """
         recurrence = self.recurrence
-        for name, states in states_of(self):
-            for index, state in states.items():
-                if state is None:
-                    continue
-                key = self.place, name, index
-                if not recurrence.is_stepped:
-                    recurrence.columns[key] = [state.clone()]  # a prompt's inputs are let go of
-                    continue
-                columns = recurrence.columns[key]
-                if recurrence.width > 1:
-                    new = self._after_each(name, index)
-                else:
-                    is_filler = recurrence.is_filler
-                    new = [state if is_filler is None else unless(is_filler[:, 0], state, columns[-1])]
-                recurrence.columns[key] = [*columns, *new][-recurrence.num_kept :]
+        for name, index, state in held_by(self):
+            key = self.place, name, index
+            if not recurrence.is_stepped:
+                recurrence.columns[key] = [state.clone()]  # a prompt's inputs are let go of
+                continue
+            columns = recurrence.columns[key]
+            if recurrence.width > 1:
+                new = self._after_each(name, index)
+            else:
+                is_filler = recurrence.is_filler
+                new = [state if is_filler is None else unless(is_filler[:, 0], state, columns[-1])]
+            recurrence.columns[key] = [*columns, *new][-recurrence.num_kept :]
+        for _, states in states_of(self):
             states.update(dict.fromkeys(states))
 
     def _after_each(self, name: str, index: int) -> list[Tensor]:
@@ -341,9 +339,7 @@ class Recurrence:
         """Begin with the states of transformers' own `cache`, whose rows have read `seen` tokens."""
         self.clear()
         for place, layer in enumerate(_recurrent(cache)):
-            for name, states in states_of(layer):
-                held = {index: state for index, state in states.items() if state is not None}
-                self.columns |= {(place, name, index): [state.clone()] for index, state in held.items()}
+            self.columns |= {(place, name, index): [state.clone()] for name, index, state in held_by(layer)}
         self.starts = self.ends = list(seen)
 
     def store(self, cache, lanes: list[int]) -> None:

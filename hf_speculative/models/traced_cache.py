@@ -14,7 +14,7 @@ from .masks import AttentionLayers
 from .ragged_cache import Layout, RaggedRecurrentLayer
 from .stepped import calls
 from .steps import AtOnce, paths_of
-from .written import StateLayout, states_of
+from .written import StateLayout, held_by
 
 
 class TracedRecurrence:
@@ -129,12 +129,10 @@ def layouts_of(model: PreTrainedModel, layers: AttentionLayers) -> list[Layout]:
         model(use_cache=True, **{f"{layers.prefix}input_ids": ids}, **given)
     adds_products, layouts = not calls(model, "mamba_selective_scan"), list[Layout]()
     for layer, encoded_layer in itertools.zip_longest(cache.layers, cross.layers):
-        held = states_of(layer) if isinstance(layer, LinearAttentionLayer) else []
+        held = held_by(layer) if isinstance(layer, LinearAttentionLayer) else []
         states = [
             StateLayout(kind, index, tuple(state.shape[1:]), state.dtype, kind == "recurrent" and adds_products)
-            for kind, by_index in held
-            for index, state in by_index.items()
-            if state is not None
+            for kind, index, state in held
         ]
         layouts.append(Layout(_shapes_of_keys(layer), tuple(states), _shapes_of_keys(encoded_layer)))
     # Older transformers do not list layers that read the keys of others.

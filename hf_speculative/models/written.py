@@ -25,6 +25,11 @@ def states_of(layer: LinearAttentionLayer) -> list[tuple[str, dict[int, Tensor |
     return [("conv", layer.conv_states), ("recurrent", layer.recurrent_states)]
 
 
+def held_by(layer: LinearAttentionLayer) -> list[tuple[str, int, Tensor]]:
+    """Kind and index of each state that is there, and the state."""
+    return [(kind, index, state) for kind, states in states_of(layer) for index, state in states.items() if state is not None]
+
+
 def after_products(state: Tensor, writes: Tensor, are_read: Tensor) -> Tensor:
     """The state of a recurrence after some columns, each of which decays it and adds a product.
 
