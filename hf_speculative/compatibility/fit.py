@@ -57,11 +57,9 @@ def report_of(model: PreTrainedModel, argument: str, example: dict[str, Any]) ->
     # In half precision, recurrences differ between one long pass and many short ones by rounding alone.
     is_tested = kind == "universal" and model.dtype != torch.float32 and models.is_tested_universal(model)
     if not is_tested and deviation > models.tolerance(model):
-        reason = (
-            f"`{argument}`: {name} {why or 'does not fit its cache'}, and its logits change when its cache goes back (by "
-            f"{deviation:.2g} standard deviations){checks.quantised_inputs(model)}"
-        )
-        return ModelReport(name, None, why, deviation), reason
+        changed = f"its logits change when its cache goes back (by {deviation:.2g} standard deviations)"
+        way = f"{why or 'does not fit its cache'}, and {changed}{checks.quantised_inputs(model)}"
+        return ModelReport(name, None, why, deviation), f"`{argument}`: {name} {way}"
     with models.without_dropout(model) if argument == "draft_model" else nullcontext():  # as in a call
         passes = described_passes(model) if kind == "ragged" else None
     return ModelReport(name, kind, why, deviation, models.linears.describe(model), passes), None

@@ -87,10 +87,9 @@ class ForwardBarrier(AbstractContextManager):
         try:
             distributed.all_reduce(wishes)
         except RuntimeError as error:
-            raise RuntimeError(
-                "waited for the other ranks, and not all of them came: under `synced_gpus` each rank has to call `generate` "
-                "as often as the others, with or without a draft like them. One of them may have raised an error."
-            ) from error
+            came, calls = "waited for the other ranks, and not all of them came", "`generate` as often as the others"
+            told = f"{came}: under `synced_gpus` each rank has to call {calls}, with or without a draft like them"
+            raise RuntimeError(f"{told}. One of them may have raised an error.") from error
         self.is_joined = False
         return max((index for index, count in enumerate(wishes.tolist()) if count), default=None)
 
@@ -140,11 +139,8 @@ def check_synced(
         way_out = "use a draft model of its own or `prompt_lookup_num_tokens=`, or leave it out for plain decoding"
         raise ValueError(f"`{part_of_target}` {reason}: {way_out}.")
     if synced_gpus is False and models:
-        warnings.warn(
-            "`synced_gpus=False`, but FSDP2 has sharded a model of this call: the ranks are kept in step. Pass "
-            "`synced_gpus=True`.",
-            stacklevel=2,
-        )
+        told = "FSDP2 has sharded a model of this call: the ranks are kept in step. Pass `synced_gpus=True`."
+        warnings.warn(f"`synced_gpus=False`, but {told}", stacklevel=2)
 
 
 def models_in_step(synced_gpus: bool | None, model: PreTrainedModel, draft: PreTrainedModel | None) -> list[PreTrainedModel]:

@@ -159,9 +159,8 @@ def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> BoundPass | 
     except exported.Differs:
         return None
     except Exception as error:  # a damaged file: torch, zip and JSON raise many kinds
-        logger.warning(
-            f"Compiled passes of {type(model).__name__} in {folder()} cannot be read, and are removed ({_short(error)})."
-        )
+        what = f"Compiled passes of {type(model).__name__} in {folder()}"
+        logger.warning(f"{what} cannot be read, and are removed ({_short(error)}).")
         for path in files.modules:
             with suppress(OSError):
                 path.unlink()

@@ -15,10 +15,8 @@ from .positions import Columns, position_keyword
 from .ragged_cache import RaggedCache, for_model
 
 #: the attention of layers by their type
-ATTENTION_TYPES = {kind: kind for kind in ("full_attention", "sliding_attention", "chunked_attention")} | {
-    "hybrid": "full_attention",
-    "hybrid_sliding": "sliding_attention",
-}
+ATTENTION_TYPES = {kind: kind for kind in ("full_attention", "sliding_attention", "chunked_attention")}
+ATTENTION_TYPES |= {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
 #: layers with recurrent states
 RECURRENT_TYPES = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
 

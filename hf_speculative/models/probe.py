@@ -155,10 +155,7 @@ def _worst_deviation(
     """
     num_seeds = 1 if has_tested_modules(model) else SEEDS  # layers that quantise their inputs may be right on some
     try:
-        return max(
-            _deviation_from_steps(model, make_cached, inputs or _random_inputs(model, seed), is_draft, seed)
-            for seed in range(num_seeds)
-        )
+        return max(_deviation_from_steps(model, make_cached, inputs, is_draft, seed) for seed in range(num_seeds))
     except torch.OutOfMemoryError:
         raise
     except DOES_NOT_RUN:
@@ -175,9 +172,10 @@ def _random_inputs(model: PreTrainedModel, seed: int) -> Inputs:
 
 
 def _deviation_from_steps(
-    model: PreTrainedModel, make_cached: Callable[[], CachedModel], inputs: Inputs, is_draft: bool, seed: int
+    model: PreTrainedModel, make_cached: Callable[[], CachedModel], inputs: Inputs | None, is_draft: bool, seed: int
 ) -> float:
     """Of passes over several tokens, some of which are taken back, from steps of one token."""
+    inputs = inputs or _random_inputs(model, seed)
     batch, num_rows = _prompts(inputs), len(inputs.input_ids)
     kept, taken_back = random_tokens(model, 2 * num_rows, 5, seed).to(batch.tokens.device).view(2, num_rows, 5)
     stepped = UniversalModel(model, inputs, is_draft)

@@ -59,9 +59,8 @@ class RaggedModel(CachedModel):
 
     @property
     def shares_prefixes(self) -> bool:  # type: ignore[override]
-        return not (
-            self.reads_alone or reads_length(self.original) or self.layers.are_recurrent or self.layers.columns.are_read
-        )
+        layers = self.layers
+        return not (self.reads_alone or layers.are_recurrent or layers.columns.are_read or reads_length(self.original))
 
     def logits(self, batch: Batch, ahead: int, num_last: int) -> Tensor:
         ends, widths = self._begin(batch, ahead)

@@ -61,10 +61,8 @@ def install_capturing_hooks(model: PreTrainedModel) -> None:
 
     Each part once: transformers installs them on the part that is asked, and from above a second time on all parts.
     """
-    for part in model.modules():
-        if isinstance(part, PreTrainedModel) and not any(
-            vars(module).get("_output_capturing_hooks_installed", False) for module in part.modules()
-        ):
+    for part in (module for module in model.modules() if isinstance(module, PreTrainedModel)):
+        if not any(vars(module).get("_output_capturing_hooks_installed", False) for module in part.modules()):
             output_capturing.maybe_install_capturing_hooks(part)
 
 

@@ -235,10 +235,9 @@ class Timed(WrappedSchedule):
 
     def update(self, round: Round) -> None:
         seconds, nodes = time.perf_counter() - self.started, max(round.num_drafted)
-        passes = self.schedule.num_passes(round)
+        passes = 0 if self.is_plain else self.schedule.num_passes(round)
         if not self.is_plain:  # else it is none of the other's rounds
             self.schedule.update(round)
-        passes = 0 if self.is_plain else passes
         counts = self.counts and self.num_first() == self.first_before
         is_whole = nodes or not passes  # no tree that was drafted and not worth its pass
         if counts and is_whole and (self.is_caught_up or not passes):
