@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..forwarding import Forwarded
 from ..interfaces import CachedModel
 from ..types import Batch, uploaded
 from . import native
@@ -44,6 +45,8 @@ class FixedShape(CachedModel):
     """
 
     max_columns = NUM_COLUMNS
+    num_forwards = Forwarded("model", "num_forwards")  # type: ignore[assignment]
+    release = Forwarded("model", "release")  # type: ignore[assignment]
 
     def __init__(self, model: StaticModel, num_lanes: int | None = None):
         self.model, self.num_lanes = model, num_lanes
@@ -61,7 +64,6 @@ class FixedShape(CachedModel):
         rows.reserve(end + NUM_COLUMNS)
         rows.tokens[self.index, unread] = batch.tokens[:, unread]
         logits = self.model.logits(rows, ahead=NUM_COLUMNS - 1, num_last=NUM_COLUMNS)
-        self.num_forwards += 1
         return logits[self.index, ahead + 1 - num_last : ahead + 1]
 
     def _begin(self, batch: Batch) -> Batch:
@@ -70,13 +72,8 @@ class FixedShape(CachedModel):
         self.all_rows = batch.part([*range(num_rows), *[0] * (num_lanes - num_rows)])
         self._set_lanes(list(range(num_rows)))
         self.model.lay_out(self.all_rows, ladder(batch.max_length + NUM_COLUMNS))
-        self._read(self.all_rows, list(range(num_lanes)))
+        read_alone(self.model, self.all_rows, list(range(num_lanes)))
         return self.all_rows
-
-    def _read(self, rows: Batch, lanes: list[int]) -> None:
-        before = self.model.num_forwards
-        read_alone(self.model, rows, lanes)
-        self.num_forwards += self.model.num_forwards - before
 
     def _set_lanes(self, lanes: list[int]) -> None:
         """Set the lanes of the batch's rows, as a list and on the device."""
@@ -99,9 +96,6 @@ class FixedShape(CachedModel):
         free = (lane for lane in range(len(self.all_rows.rows)) if lane not in kept)
         self._set_lanes([lane if lane not in kept[:i] else next(free) for i, lane in enumerate(kept)])
 
-    def release(self) -> None:
-        self.model.release()
-
     def prefill(self, batch: Batch) -> None:
         """Do nothing: the first pass reads each text once."""
 
@@ -109,7 +103,7 @@ class FixedShape(CachedModel):
         if self.all_rows is not None:
             lanes = [self.lanes[lane] for lane in lanes]
             self.all_rows.admit(newcomers, lanes)
-            self._read(newcomers, lanes)
+            read_alone(self.model, newcomers, lanes)
 
     def fresh(self):
         fresh = copy.copy(self)
@@ -163,7 +157,7 @@ def fixes_bits(model: PreTrainedModel, target: FixedShape, num_rows: int) -> boo
     how = type(target.model), target.model.capture is not None, num_by_kernel(model)
     kind = (fixes_bits, *how, num_lanes, model.dtype, model.device, torch.get_num_threads())
     are_same = once(model, kind, lambda: _are_same(model, target, num_lanes, NUM_COLUMNS))
-    target.num_forwards = 0
+    target.model.num_forwards = 0
     return are_same
 
 
