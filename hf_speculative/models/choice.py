@@ -59,12 +59,10 @@ def choose_for(model: PreTrainedModel, inputs: Inputs, takes_media: bool = True,
         reason = "goes on from a cache that holds an image"
     if reason is None:
         return _asked_for(inputs) or choose(model, is_draft)
-    may_fit = takes_media and _has_media_alone(model, inputs)
-    if inputs.has_encoder:
-        may_fit = may_fit and ragged_unsupported_reason(model) is None
-    else:
-        may_fit = may_fit and choose(model, is_draft).name == "ragged"
-    is_ragged = may_fit and fits_multimodal(model, inputs, is_draft)
+    if not takes_media or not _has_media_alone(model, inputs):
+        return Path("universal", reason)
+    fits = ragged_unsupported_reason(model) is None if inputs.has_encoder else choose(model, is_draft).name == "ragged"
+    is_ragged = fits and fits_multimodal(model, inputs, is_draft)
     return Path("ragged", has_media=True) if is_ragged else Path("universal", reason)
 
 
