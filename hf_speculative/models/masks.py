@@ -95,12 +95,6 @@ class AttentionLayers:
     def new_cache(self) -> RaggedCache:
         return RaggedCache(self.windows, self.num_states, self.attends)
 
-    def shape_of_keys(self) -> tuple[int, int]:
-        """The number of key heads and their width, in models whose layers share them."""
-        config = self.config
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
     def run(self, forward: Callable, cache, ids: Tensor, positions: Tensor, mask, **asked) -> Any:
         """The outputs of a model's `forward` over columns `(batch, q)`, which `cache.recurrence` has entered, and leaves.
 

@@ -28,11 +28,8 @@ class StaticModel(RaggedModel):
         capture: how to capture one, see `Capture`; `None` to call it.
     """
 
-    #: the slots that each pass looks at; 0: no more than it needs
-    all_slots: int
     #: capacity, last position and offsets that bounds and slots were made for
     made_for: tuple | None = None
-    made: tuple[Tensor, Tensor]
 
     def __init__(self, model: PreTrainedModel, clamp_ids: bool = False, capture: Capture | None = None):
         self.capture = capture
@@ -40,6 +37,7 @@ class StaticModel(RaggedModel):
 
     def reset(self) -> None:
         super().reset()
+        #: the slots that each pass looks at; 0: no more than it needs
         self.all_slots = 0
         self.replays = Replays(self.original, self.capture)
 

@@ -150,8 +150,11 @@ def size_of_encoded(model: PreTrainedModel) -> int:
 
 
 def layouts_of_head(layers: AttentionLayers) -> list[Layout]:
-    """Return what each layer of a draft head caches."""
-    return [Layout((layers.shape_of_keys(),) * 2)] * layers.config.num_hidden_layers
+    """Return what the layers of a draft head cache, which are all alike."""
+    config = layers.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return [Layout(((heads, width),) * 2)] * config.num_hidden_layers
 
 
 def by_layer(layouts: Sequence[Layout], tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:

@@ -20,7 +20,7 @@ from ..types import Batch, uploaded
 from .cached_model import device_of, image_layers, last_id, num_cached_of_image
 from .inputs import Inputs, note_positions, text_inputs
 from .masks import is_recurrent
-from .rollback import Crop, Snapshot, rewinder
+from .rollback import rewinder
 from .shallow import install_capturing_hooks
 from .stepped import with_stepped_mixers
 
@@ -35,7 +35,6 @@ class UniversalModel(CachedModel):
     """
 
     keeps_rows_together = True
-    rewinder: Crop | Snapshot
 
     def __init__(self, model: PreTrainedModel, inputs: Inputs, clamp_ids: bool = False, keep: tuple[str, ...] = ()):
         if keep and is_recurrent(model):
