@@ -60,7 +60,7 @@ class RoundCosts:
 
     def __call__(self, num_rows: int) -> Costs:
         """By all that is known."""
-        return self._fit(num_rows).costs
+        return self.fit(num_rows).costs
 
     def settled(self) -> tuple[Callable[[int], Costs], frozenset[int]]:
         """Costs that no later round changes: what is assumed, or what was known once enough rounds had been timed.
@@ -71,18 +71,10 @@ class RoundCosts:
         self._settled = settled = known | self._settled
         return lambda num_rows: settled.get(rounded(num_rows)) or self._assumed(rounded(num_rows)), frozenset(settled)
 
-    def see(self, num_rows: int, passes: int, nodes: int, seconds: float, levels: int = 0) -> None:
-        """Learn from a round: `passes` of the draft, and `nodes` of `levels` levels verified in its widest row."""
-        self._fit(num_rows).see(passes, nodes, seconds, levels)
-
     def since_plain(self, num_rows: int) -> float:
         """Rounds with drafts that were timed since the last plain one. One that took an unexpected time counts as several."""
-        fit = self._fit(num_rows)
+        fit = self.fit(num_rows)
         return fit.since_plain if fit.num_allowed >= 1 else 0.0
-
-    def spend(self, num_rows: int) -> None:
-        """A plain round that did not count."""
-        self._fit(num_rows).spend()
 
     @property
     def num_timed(self) -> int:
@@ -116,7 +108,8 @@ class RoundCosts:
     def _assumed(self, size: int) -> Costs:
         return Costs(self.draft, self.verify(size), level=LEVEL * self.draft)
 
-    def _fit(self, num_rows: int) -> "_Fit":
+    def fit(self, num_rows: int) -> "_Fit":
+        """What learns from rounds of so many rows."""
         size = rounded(num_rows)
         if size not in self.fits:
             costs, plain_step = self._assumed(size), None
@@ -158,6 +151,7 @@ class _Fit:
         return Costs(draft, verify, start, level, tuple((_BETWEEN @ (slopes - verify)).tolist()))
 
     def see(self, passes: int, nodes: int, seconds: float, levels: int) -> None:
+        """Learn from a round: `passes` of the draft, and `nodes` of `levels` levels verified in its widest row."""
         self.num_allowed = min(MOST_PLAIN, self.num_allowed + PLAIN_SHARE)
         if self.plain_step is None:
             self.plain_step = None if nodes else seconds
@@ -187,6 +181,7 @@ class _Fit:
         self.plain_step *= (steps / expected) ** part
 
     def spend(self) -> None:
+        """A plain round, which may not have counted."""
         self.num_allowed = max(0.0, self.num_allowed - 1)
 
 
@@ -241,9 +236,9 @@ class Timed(WrappedSchedule):
         counts = self.counts and self.num_first() == self.first_before
         is_whole = nodes or not passes  # no tree that was drafted and not worth its pass
         if counts and is_whole and (self.is_caught_up or not passes):
-            self.known.see(len(round.rows), passes, nodes, seconds, self.levels if passes else 0)
+            self.known.fit(len(round.rows)).see(passes, nodes, seconds, self.levels if passes else 0)
         if self.is_plain and not counts:  # the next one is, unless none ever counts
             self.num_vain += self.num_vain < MOST_PLAIN
-            self.known.spend(len(round.rows))
+            self.known.fit(len(round.rows)).spend()
         if not self.is_plain:  # behind which a draft reads one token more
             self.is_caught_up = passes > 0

@@ -237,7 +237,8 @@ def timed_rounds(rounds, levels=0, firsts=()):
         seen.append(round)
         plain.append(around.is_plain)
 
-    known = SimpleNamespace(see=see, since_plain=lambda rows: 0 if any(plain) else math.inf, spend=lambda rows: None)
+    fit = SimpleNamespace(see=see, spend=lambda: None)
+    known = SimpleNamespace(fit=lambda rows: fit, since_plain=lambda rows: 0 if any(plain) else math.inf)
     around = Timed(Adaptive(4), known, num_first, None)
     around.begin(batch_at([0]), lambda num_rows: Costs(0.0, 0.1))
     around.schedule.num_levels = lambda batch: levels
@@ -245,7 +246,7 @@ def timed_rounds(rounds, levels=0, firsts=()):
         around.plan(batch_at([3]))
         around.schedule.num_passes = lambda round, passes=passes: passes
         around.update(finished([0], [drafted]))
-    return [(passes, nodes, levels) for _, passes, nodes, _, levels in seen]
+    return [(passes, nodes, levels) for passes, nodes, _, levels in seen]
 
 
 def test_which_rounds_are_timed_and_as_what(clock):
@@ -384,7 +385,7 @@ def test_trees_do_not_make_chains_look_dear():
     for _ in range(200):
         num, levels = rng.choice([(0, 0), (1, 0), (2, 0), (4, 0), (8, 3), (12, 4)])
         seconds = true.steps(levels or num, num, levels) * rng.gauss(1.0, 0.05)
-        costs.see(1, levels or num, num, seconds if num in known or not num else 3 * seconds, levels)
+        costs.fit(1).see(levels or num, num, seconds if num in known or not num else 3 * seconds, levels)
         known.add(num)
     found = costs(1)
     assert found.steps(4, 4) == pytest.approx(true.steps(4, 4), rel=0.06)
