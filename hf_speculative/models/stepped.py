@@ -43,7 +43,7 @@ def unsteppable_reason(model: PreTrainedModel) -> str | None:
         if STATEFUL.isdisjoint(names):
             continue
         keeps_states = True
-        if "update_recurrent_state" in names and _kernel(module) is None:
+        if "update_recurrent_state" in names and KERNELS.keys().isdisjoint(names):
             return f"has a recurrence of another kind ({type(module).__name__})"
         if has_own_forward(module) or is_compiled(module) or any(map(placement_hook, module.modules())):
             return f"has recurrent layers that are offloaded, compiled or changed ({type(module).__name__})"
@@ -65,12 +65,6 @@ def _names(forward: Callable) -> tuple[str, ...]:
 def calls(model: nn.Module, name: str) -> bool:
     """Whether the forward of one of its modules uses `name`."""
     return any(name in _names_of(module) for module in model.modules())
-
-
-def _kernel(module: nn.Module) -> str | None:
-    """The name of the kernel for prompts that a mixer calls."""
-    names = _names_of(module)
-    return next((name for name in KERNELS if name in names), None)
 
 
 def convolves_along_paths(model: nn.Module) -> bool:

@@ -237,8 +237,9 @@ def test_a_cache_under_another_name_is_refused():
 def test_a_few_columns_never_run_the_kernel_of_prompts(model_type, path, monkeypatch):
     model = build("causal", model_type)
     batch, cached, random = begun(model, num_rows=2)
-    mixer = next(module for module in model.modules() if stepped._kernel(module) is not None)
-    name, names = stepped._kernel(mixer), inspect.unwrap(type(mixer).forward).__globals__
+    called = ((module, name) for module in model.modules() for name in stepped.KERNELS if name in stepped._names_of(module))
+    mixer, name = next(called)
+    names = inspect.unwrap(type(mixer).forward).__globals__
     kernel = Mock(wraps=names[name])
     monkeypatch.setitem(names, name, kernel)
     cached = RaggedModel(model) if path == "ragged" else UniversalModel(model, text_inputs(model, batch))
