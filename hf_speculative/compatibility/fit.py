@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 from .. import models
 from ..call import checks
 from ..models.execution import described_passes
-from ..types import Batch
 
 
 @dataclass(frozen=True)
@@ -72,9 +71,7 @@ def _example_inputs(model: PreTrainedModel, argument: str, example: dict[str, An
         raise ValueError(f"`{argument}`: {type(model).__name__} reads `{model.main_input_name}`: pass an example.")
     config = model.config.get_text_config(decoder=not model.config.is_encoder_decoder)
     ids = torch.randint(config.vocab_size, (2, 8), generator=torch.Generator().manual_seed(0)).to(model.device)
-    if model.config.is_encoder_decoder:
-        return models.prepared_inputs(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-    return models.text_inputs(model, Batch(ids, [0, 0], max_length=16))
+    return models.prepared_inputs(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
 
 
 def notes_on(target: PreTrainedModel, draft: PreTrainedModel) -> tuple[str, ...]:
