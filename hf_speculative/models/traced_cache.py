@@ -1,7 +1,6 @@
 """What layers cache, as inputs of a pass that is traced."""
 
 import itertools
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,27 +11,10 @@ from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedMod
 from ..hf_compat import LinearAttentionLayer
 from .masks import AttentionLayers
 from .ragged_cache import Layout, RaggedRecurrentLayer
+from .recurrent_cache import Recurrence
 from .stepped import calls
-from .steps import AtOnce, paths_of
+from .steps import AtOnce
 from .written import StateLayout, held_by
-
-
-class TracedRecurrence:
-    """Tells the recurrent layers of a traced pass which columns are filler, in the place of a `Recurrence`."""
-
-    is_filler: Tensor | None = None
-    ancestors: Tensor
-
-    def __init__(self, layers: list["TracedLayer"]):
-        self.layers, self.has_filler = layers, bool(layers)  # a trace has to allow for filler
-        for layer in layers:
-            layer.of = weakref.ref(self)  # type: ignore[assignment]
-
-    def enter(self, width: int, is_filler: Tensor | None, ancestors: Tensor) -> None:
-        self.is_filler, self.ancestors = is_filler, ancestors
-
-    def leave(self) -> None:
-        """Layers have written theirs."""
 
 
 class TracedLayer(RaggedRecurrentLayer):
@@ -71,7 +53,13 @@ class TracedLayer(RaggedRecurrentLayer):
     def paths(self) -> Tensor:  # type: ignore[override]
         """One file serves chains and trees."""
         layout, _ = self.given["conv", 0]
-        return paths_of(self.recurrence.ancestors, layout.shape[1])
+        return self.recurrence.paths(layout.shape[1])
+
+    def begin_columns(self) -> None:
+        """States come as inputs of the pass."""
+
+    def finish_columns(self) -> None:
+        """They are written already."""
 
     def update_conv_state(self, conv_states: Tensor, state_idx: int = 0, *args, **kwargs) -> Tensor:
         """Channels are last in memory, so that inputs are read as vectors."""
@@ -101,7 +89,8 @@ class TracedCache(Cache):
         num_own = [layout.num_tensors - len(layout.cross) for layout in layouts]
         own = [part[:num] for part, num in zip(tensors, num_own, strict=True)]
         layers = [TracedLayer(self, *layer) for layer in zip(layouts, own, strict=True)]
-        self.recurrence = TracedRecurrence([layer for layer in layers if layer.given])
+        self.recurrence = Recurrence([layer for layer in layers if layer.given])
+        self.recurrence.has_filler = bool(self.recurrence.layers)  # a trace has to allow for filler
         super().__init__(layers=layers)  # type: ignore[arg-type]
         if any(layout.cross for layout in layouts):
             others = [part[num:] for part, num in zip(tensors, num_own, strict=True)]
