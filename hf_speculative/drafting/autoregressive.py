@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..interfaces import MANY, CachedModel, Drafter, Sampler, Schedule
-from ..models import RaggedCache, by_length, columns_of_a_pass, exchanged
+from ..models import RaggedCache, by_length, exchanged
 from ..types import Batch, Draft, uploaded
 from .proposers import ForcedChain
 
@@ -133,7 +133,7 @@ class HeadDrafter(AutoregressiveDrafter):
         if self.unseen not in self.seen or self.reads_length:
             return
         lengths = [len(text) if seen == self.unseen else 1 for text, seen in zip(batch.history, self.seen, strict=True)]
-        for group in by_length(lengths, columns_of_a_pass(self.device)):
+        for group in by_length(lengths, self.device):
             if not (lanes := [lane for lane in group if lengths[lane] > 2]):
                 continue
             rows = batch.part(lanes)

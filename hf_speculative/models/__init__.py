@@ -12,7 +12,7 @@ from .masks import AttentionLayers, Nodes, is_recurrent, no_nodes, nodes_of
 from .multimodal import MultimodalModel, multimodal_class_for
 from .positions import counts_itself, reads_length
 from .probe import fits_early_exit, ragged_deviation, tolerance, universal_deviation
-from .prompts import by_length, columns_of_a_pass
+from .prompts import by_length
 from .ragged import RaggedModel
 from .ragged_cache import RaggedCache, fed_slots
 from .recording import RecordingModel, RecordingUniversalModel, states_unsupported_reason

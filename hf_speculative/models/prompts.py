@@ -33,19 +33,15 @@ def read(model: CachedModel, rows: Batch, places: list[list[int]]) -> None:
         model.take(apart, lanes)
 
 
-def columns_of_a_pass(device: torch.device) -> int:
-    """Return how many columns of a prompt take as long as starting a pass."""
-    return A_PASS if device.type == "cpu" else A_PASS_ELSEWHERE
-
-
-def by_length(lengths: list[int], a_pass: int) -> list[list[int]]:
+def by_length(lengths: list[int], device: torch.device) -> list[list[int]]:
     """Group rows by the lengths of their prompts, for the least time if each group is read in a pass.
 
-    A pass takes the time of its rows times the longest of them, in columns, and of `a_pass` columns more.
+    A pass takes the time of its rows times the longest of them, in columns, and of as many more as starting one takes.
 
     Returns:
         Rows of each pass; empty if one pass over all rows takes as little time.
     """
+    a_pass = A_PASS if device.type == "cpu" else A_PASS_ELSEWHERE
     if len(lengths) * max(lengths) - sum(lengths) <= 2 * a_pass:
         return []
     order = sorted(range(len(lengths)), key=lengths.__getitem__)

@@ -17,7 +17,7 @@ from .attention import takes_masks, with_folded_attention
 from .cached_model import device_of, last_id
 from .masks import AttentionLayers, Nodes, depths_of_keys, nodes_of
 from .positions import reads_length, with_given_positions
-from .prompts import by_length, columns_of_a_pass, read, read_alone
+from .prompts import by_length, read, read_alone
 from .ragged_cache import RaggedLayer
 from .stepped import convolves_along_paths, with_stepped_mixers
 
@@ -132,9 +132,7 @@ class RaggedModel(CachedModel):
 
     def _read_apart(self, batch: Batch, ahead: int) -> None:
         """Read prompts up to their last tokens in several passes, where that was asked for or is faster."""
-        groups = list[list[int]]()
-        if self.reads_by_length and not self.reads_alone:
-            groups = by_length(self._ends(batch, 0), columns_of_a_pass(self.device))
+        groups = by_length(self._ends(batch, 0), self.device) if self.reads_by_length and not self.reads_alone else []
         if groups and reads_length(self.original):  # of the longest row
             groups = []
         if groups or self.reads_alone:
