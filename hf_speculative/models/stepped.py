@@ -84,19 +84,13 @@ def _stepped(module: nn.Module) -> nn.Module | None:
     if not ours or STATEFUL.isdisjoint(own_names):
         return None
     twin, forward = shallow(module), inspect.unwrap(type(module).forward)
-    names = dict(forward.__globals__)
     goes_by: dict[str, Any] = {}
 
-    def kernel(name: str) -> Callable:
-        of_prompts = names[name]
+    def kernel(name: str, /, *args, **kwargs) -> Any:
+        by = goes_by.get(name)
+        return forward.__globals__[name](*args, **kwargs) if by is None else ours[name](by, *args, **kwargs)
 
-        def run(*args, **kwargs):
-            by = goes_by.get(name)
-            return of_prompts(*args, **kwargs) if by is None else ours[name](by, *args, **kwargs)
-
-        return run
-
-    names |= {name: kernel(name) for name in ours}
+    names = forward.__globals__ | {name: functools.partial(kernel, name) for name in ours}
     own = types.FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     own.__kwdefaults__ = forward.__kwdefaults__
 
