@@ -149,7 +149,7 @@ class _Run:
             window = min(window, self.batch_size)
         model, draft = self.model, self.options.source.draft_model
         # Ranks may have more windows than others.
-        with in_step(self.options["synced_gpus"], model, draft, device_of(model)):
+        with in_step(models_in_step(self.options["synced_gpus"], model, draft), device_of(model)):
             while numbered := list(islice(prompts, window)):
                 ids = [(index, prompt_ids(prompt, index, model, self.tokenizer)) for index, prompt in numbered]
                 try:

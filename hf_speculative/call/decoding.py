@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from ..distributed.synced_gpus import in_step
+from ..distributed.synced_gpus import in_step, models_in_step
 from ..distributed.tensor_parallel import SingleProcess, ranks_of
 from ..hf_compat import is_given_by_user
 from ..loop import speculate
@@ -158,7 +158,7 @@ class SpeculativeDecoding:
         has_scores = bool(generation_config.return_dict_in_generate and generation_config.output_scores)
         only_copies = options.rows_at_once is not None  # a call of `generate_batches`, with one `in_step` around all
         models = (model, options.source.draft_model)
-        with nullcontext() if only_copies else in_step(options["synced_gpus"], *models, input_ids.device):
+        with nullcontext() if only_copies else in_step(models_in_step(options["synced_gpus"], *models), input_ids.device):
             try:
                 stopping = CriteriaStopping(stopping_criteria, len(input_ids), has_scores, only_copies, self.rows_go_on)
                 parts = Parts(options, model, inputs, inputs_tensor, logits_processor, stopping, self.is_plain)

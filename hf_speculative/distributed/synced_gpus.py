@@ -106,16 +106,13 @@ class ForwardBarrier(AbstractContextManager):
         self.is_joined = False
 
 
-def in_step(
-    synced_gpus: bool | None, model: PreTrainedModel, draft: PreTrainedModel | None, device: torch.device
-) -> AbstractContextManager:
+def in_step(models: list[PreTrainedModel], device: torch.device) -> AbstractContextManager:
     """A context in which the ranks of a call keep step; an empty one if each rank runs on its own.
 
     Args:
-        synced_gpus: as given. Default: whether a model's weights are sharded.
+        models: see `models_in_step`.
         device: of the prompts.
     """
-    models = models_in_step(synced_gpus, model, draft)
     return ForwardBarrier(models, device) if models else nullcontext()
 
 
@@ -144,7 +141,11 @@ def check_synced(
 
 
 def models_in_step(synced_gpus: bool | None, model: PreTrainedModel, draft: PreTrainedModel | None) -> list[PreTrainedModel]:
-    """The models of a call whose forwards need all ranks."""
+    """The models of a call whose forwards need all ranks.
+
+    Args:
+        synced_gpus: as given. Default: whether a model's weights are sharded.
+    """
     if not are_several():
         return []
     # Seq2SeqTrainer says False of models that accelerate has sharded by FSDP2, with which ranks would wait for ever.
