@@ -145,7 +145,7 @@ class DraftModelSource(GivenModelSource):
         if cached is None and is_ragged and (has_own_text or call.inputs.prompt.is_left_padded):
             # It may be shown tokens that it has no embedding for, where the target's vocabulary is padded further.
             max_length = None if has_own_text else call.inputs.generation_config.max_length
-            cached = self._in_window(ragged_model(draft, True, call.execution), max_length)
+            cached = self._in_window(ragged_model(draft, call.execution, clamp_ids=True), max_length)
         elif "draft_window" in self.in_call:  # one that was attached is for other calls
             reason = f"in which {type(draft).__name__} takes the universal path, or reads more than ids"
             raise ValueError(f"`draft_window={self.draft_window}` has no effect in this call, {reason}: leave it out.")

@@ -49,9 +49,7 @@ class Execution:
 EAGER = Execution()
 
 
-def ragged_model(
-    model: PreTrainedModel, clamp_ids: bool = False, execution: Execution = EAGER, is_static: bool = False
-) -> RaggedModel:
+def ragged_model(model: PreTrainedModel, execution: Execution, clamp_ids: bool = False, is_static: bool = False) -> RaggedModel:
     """A ragged model whose passes run as asked, or eagerly where they cannot (`uncompilable_reason`, `can_capture`).
 
     Args:

@@ -27,7 +27,7 @@ def recorded(monkeypatch):
     capture = Recorded()
     pool._kept.clear()
     monkeypatch.setattr(replays, "NUM_EAGER", 0)
-    make = lambda model, clamp_ids=False, *_, **__: StaticModel(model, clamp_ids, capture=capture)  # noqa: E731
+    make = lambda model, *_, clamp_ids=False, **__: StaticModel(model, clamp_ids, capture=capture)  # noqa: E731
     monkeypatch.setattr("hf_speculative.call.parts.ragged_model", make)
     monkeypatch.setattr("hf_speculative.drafting.draft_model.ragged_model", make)
     return capture
