@@ -59,18 +59,15 @@ class Audit:
 
     def __str__(self) -> str:
         first, second = self.tokens
-        facts = (
-            f"new token {self.position} is {first} in one text and {second} in the other: logits {self.logits[0]:.6g} and "
-            f"{self.logits[1]:.6g}, {self.ulps:.1f} units in the last place apart, and {self.lead:+.3g} in float64"
-        )
+        texts = f"new token {self.position} is {first} in one text and {second} in the other"
+        apart = f"{self.logits[0]:.6g} and {self.logits[1]:.6g}, {self.ulps:.1f} units in the last place apart"
+        facts = f"{texts}: logits {apart}, and {self.lead:+.3g} in float64"
         if self.layer is not None:
             return f"not rounding, a bug: {facts}. Passes over draft tokens go wrong in {self.layer}."
         if self.is_tie:
             return f"a tie within rounding: {facts}, where rounding moves a logit by up to {self.rounding:.2g}."
-        return (
-            f"not rounding: {facts}, where rounding moves a logit by {self.rounding:.2g} at most. Passes over draft tokens are "
-            "right here: compare prompts, chat templates, processors and seeds of the two."
-        )
+        right = "Passes over draft tokens are right here: compare prompts, chat templates, processors and seeds of the two."
+        return f"not rounding: {facts}, where rounding moves a logit by {self.rounding:.2g} at most. {right}"
 
 
 def audit(model: PreTrainedModel, prompt: Ids, a: Ids, b: Ids) -> Audit | None:

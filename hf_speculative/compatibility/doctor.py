@@ -83,10 +83,8 @@ class Examination:
         if self.better is None:
             return f"{kept}, and no other reading fits better. If more was promised, it is for another target."
         wanted = ", ".join(f"{name}={value}" for name, value in self.better.fields.items())
-        return (
-            f"{kept}, and {percent(self.better.first_kept)} with {wanted}: the config is wrong. Write that into the head's "
-            "config.json, or set it in `head.config` and save the head anew."
-        )
+        way_out = "Write that into the head's config.json, or set it in `head.config` and save the head anew."
+        return f"{kept}, and {percent(self.better.first_kept)} with {wanted}: the config is wrong. {way_out}"
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""

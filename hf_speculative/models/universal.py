@@ -202,10 +202,9 @@ class UniversalModel(CachedModel):
         while self.known < end:
             self._update(ModelOutput())
             self.known += 1
-        kwargs = self.kwargs | {
-            name: self.kwargs[name].narrow(dim, 0, self.kwargs[name].shape[dim] - (self.known - end))
-            for name, dim in self.grown.items()
-        }
+        kwargs = dict(self.kwargs)
+        for name, dim in self.grown.items():
+            kwargs[name] = kwargs[name].narrow(dim, 0, kwargs[name].shape[dim] - (self.known - end))
         ids = functional.pad(self._input_ids(end), (0, max(0, end - self.ids.shape[1])))
         return self.model.prepare_inputs_for_generation(ids, next_sequence_length=end - self.covered, **kwargs)
 
