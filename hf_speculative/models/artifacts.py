@@ -26,7 +26,6 @@ from ..hf_compat import attention_name
 from . import exported
 from .attention import with_folded_attention
 from .described import FOLDER, NOT_OF_LAYERS, OFF, described, digest, folder
-from .exported import BoundPass, PassOfPieces
 from .linears import num_by_kernel
 from .pieces import CannotCut, pieces_of
 from .pool import own_tensors
@@ -43,7 +42,7 @@ LEAST_FREE = 2**26
 #: suffixes of notes beside files: why there is none, why a background process cannot make it, why it is one and no pieces
 FAILED, FOREGROUND, WHOLE = ".txt", ".foreground.txt", ".whole.txt"
 #: of a file, on tensors as the pass it was made of takes them
-CompiledPass = BoundPass | PassOfPieces
+CompiledPass = exported.BoundPass | exported.PassOfPieces
 #: processes that compile in the background, by the name of what they make; `None` if none could be started
 _started: dict[str, subprocess.Popen | None] = {}
 #: how they are started: what interrupts this process leaves them alone, and those of one session compete by their priority
@@ -107,7 +106,7 @@ class Files:
     def are_there(self) -> bool:
         return all(path.exists() for path in self.paths)
 
-    def load(self) -> BoundPass | PassOfPieces:
+    def load(self) -> CompiledPass:
         """Load the pass on the model's own weights."""
         with ExitStack() as stack:
             packages = {path: stack.enter_context(closing(exported.CompiledPackage(path))) for path in {*self.paths}}
@@ -115,7 +114,7 @@ class Files:
         if len(bound) == 1:
             bound[0].layouts = self.whole.layouts
             return bound[0]
-        return PassOfPieces(bound, self.whole.num_places, self.whole.recorded, self.whole.layouts)
+        return exported.PassOfPieces(bound, self.whole.num_places, self.whole.recorded, self.whole.layouts)
 
 
 def files_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Files:
@@ -143,7 +142,7 @@ def files_of(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> Files:
     return Files(whole, pieces, [folder() / f"{name}.pt2" for name in names])
 
 
-def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> BoundPass | PassOfPieces | None:
+def find(model: PreTrainedModel, recorded: tuple[int, ...] = ()) -> CompiledPass | None:
     """The compiled pass of `model`, on its own weights, if its files exist."""
     looked_at = path_of(model, recorded), folder().stat().st_mtime_ns if folder().exists() else None
     if looked_at in _missing:

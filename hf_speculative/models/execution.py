@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..hf_compat import placement_hook
 from . import artifacts, linears, multimodal, pool
-from .artifacts import BoundPass, CompiledPass, PassOfPieces
+from .artifacts import CompiledPass
 from .attention import takes_masks
 from .cached_model import device_of
 from .choice import choose, ragged_unsupported_reason
@@ -193,7 +193,7 @@ def compiled_pass(model: PreTrainedModel, execution: Execution, recorded: tuple[
     return kept.get(recorded)
 
 
-def _found(model: PreTrainedModel, waits: bool, recorded: tuple[int, ...]) -> BoundPass | PassOfPieces | None:
+def _found(model: PreTrainedModel, waits: bool, recorded: tuple[int, ...]) -> CompiledPass | None:
     if waits:
         try:
             artifacts.make(model, recorded)

@@ -8,7 +8,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,11 +15,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .cached_model import device_of
+from .exported import BoundPass, PassOfPieces
 from .linears import num_by_kernel
-
-if TYPE_CHECKING:
-    from .exported import BoundPass, PassOfPieces
-    from .ragged_cache import RaggedCache
+from .ragged_cache import RaggedCache
 
 
 @dataclass
@@ -37,8 +34,8 @@ class ModelResources:
     """
 
     state: tuple
-    idle: "RaggedCache | None" = None
-    artifacts: "dict[tuple[int, ...], BoundPass | PassOfPieces]" = field(default_factory=dict)
+    idle: RaggedCache | None = None
+    artifacts: dict[tuple[int, ...], BoundPass | PassOfPieces] = field(default_factory=dict)
     met: Counter[tuple] = field(default_factory=Counter)
     num_unreplayed: int = 0
     cannot_capture: bool = False
@@ -67,7 +64,7 @@ def num_unreplayed(*models: PreTrainedModel | None) -> int:
     return sum(_kept[model].num_unreplayed for model in models if model in _kept)
 
 
-def take(model: PreTrainedModel, make: "Callable[[], RaggedCache]") -> "RaggedCache":
+def take(model: PreTrainedModel, make: Callable[[], RaggedCache]) -> RaggedCache:
     """Take the model's idle cache, or make a new one."""
     entry = kept(model)
     with _lock:
@@ -76,7 +73,7 @@ def take(model: PreTrainedModel, make: "Callable[[], RaggedCache]") -> "RaggedCa
     return cache
 
 
-def give_back(model: PreTrainedModel, cache: "RaggedCache") -> None:
+def give_back(model: PreTrainedModel, cache: RaggedCache) -> None:
     """Return a cache after a call, for the next one; it is dropped if the model has changed since."""
     with _lock:
         entry = _kept.get(model)
