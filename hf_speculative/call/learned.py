@@ -23,7 +23,7 @@ from transformers import LogitsProcessor, PreTrainedModel
 from ..interfaces import Schedule
 from ..models import Inputs, is_sharded
 from ..models.described import FOLDER, NOT_OF_PASSES, OFF, digest, folder, processor
-from ..models.execution import can_capture, how_passes_run
+from ..models.execution import how_passes_run, uncapturable_reason
 from ..models.model_state import kept_with
 from ..models.pool import num_unreplayed
 from ..reports import files
@@ -58,7 +58,7 @@ class Learned:
         kinds = (type(p) for p in processors if type(p) in CONTEXT_FREE)
         sampling = (is_sampled, own.reproducible, own.draft_sample_method, rule, *kinds)
         passes = how_passes_run(execution.compile, model, source.draft_model)
-        is_captured = execution.captures and can_capture(model)
+        is_captured = execution.captures and uncapturable_reason(model) is None
         where = (model.dtype, model.device, torch.get_num_threads(), is_captured, *passes, *inputs.others)
         costs = _costs.setdefault(model, WeakKeyDictionary()).setdefault(pair, {})
         # Ranks may have been in different calls before, and wait for each other.

@@ -50,7 +50,7 @@ EAGER = Execution()
 
 
 def ragged_model(model: PreTrainedModel, execution: Execution, clamp_ids: bool = False, is_static: bool = False) -> RaggedModel:
-    """A ragged model whose passes run as asked, or eagerly where they cannot (`uncompilable_reason`, `can_capture`).
+    """A ragged model whose passes run as asked, or eagerly where they cannot (`uncompilable_reason`, `uncapturable_reason`).
 
     Args:
         is_static: eager passes have static shapes as well.
@@ -89,24 +89,19 @@ def recording_model(model: PreTrainedModel, layers: tuple[int, ...], execution: 
 
 def capture_of(model: PreTrainedModel, execution: Execution) -> Capture | None:
     """How to capture passes of `model`; `None` where that is not asked for, or cannot be."""
-    return functools.partial(CudaGraph, device_of(model)) if execution.captures and can_capture(model) else None
+    return functools.partial(CudaGraph, device_of(model)) if execution.captures and uncapturable_reason(model) is None else None
 
 
 def has_fast_passes(model: PreTrainedModel, execution: Execution) -> bool:
     """Whether passes of `model`, as it is now, run from a file or captured."""
     if not (_takes_encoded(model) if model.config.is_encoder_decoder else choose(model).name == "ragged"):
         return False
-    return can_capture(model) if execution.captures else compiled_pass(model, execution) is not None
+    return uncapturable_reason(model) is None if execution.captures else compiled_pass(model, execution) is not None
 
 
 def _takes_encoded(model: PreTrainedModel) -> bool:
     """Whether a decoder's calls take the ragged path, whatever its encoder reads."""
     return is_tested_multimodal(model) and ragged_unsupported_reason(model) is None
-
-
-def can_capture(model: PreTrainedModel) -> bool:
-    """Whether passes can be captured, as far as is known before the first capture."""
-    return uncapturable_reason(model) is None
 
 
 def uncapturable_reason(model: PreTrainedModel) -> str | None:

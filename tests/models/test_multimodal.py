@@ -59,7 +59,7 @@ def test_captured_passes(name, monkeypatch):
     run_as(monkeypatch, captures=True)
     monkeypatch.setattr("hf_speculative.models.replays.NUM_EAGER", 0)
     monkeypatch.setattr("hf_speculative.models.execution.CudaGraph", lambda device, *given: capture(*given))
-    monkeypatch.setattr("hf_speculative.models.execution.can_capture", lambda model: True)
+    monkeypatch.setattr("hf_speculative.models.execution.uncapturable_reason", lambda model: None)
     for num_rows, source in ((3, draft), (2, "auto"), *[(2, copy)] * 3):
         before, call = capture.num_captures, prompts("image-text", target, num_rows) | GREEDY
         stats = agrees(target, call, draft_model=source, num_draft_tokens=4, optimize=True)
