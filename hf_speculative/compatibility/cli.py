@@ -64,8 +64,7 @@ def check(settings: Options) -> None:
         from ..tokenizers.loading import tokenizer_beside
         from . import answer, screen
 
-        path = settings.prompts
-        texts = None if path is None else _usable(read_prompts(path, settings.field), err)
+        texts = None if settings.prompts is None else _usable(read_prompts(settings.prompts, settings.field), err)
         names = ("MODEL", "DRAFT_MODEL")
         target, draft, tokenizer, other = load_pair(settings.model, settings.draft_model, settings.machine, names)
     if draft is not None and not isinstance(draft, PreTrainedModel):
