@@ -18,7 +18,7 @@ from .calls import assisted, compiled
 from .decoder import out_of_memory
 from .methods import DEFAULT_METHODS, METHODS
 from .results import Evaluation
-from .run import evaluate
+from .run import evaluate_until_stopped
 from .settings import NamedDraft, Setting
 from .suites import CATEGORY, TURNS
 
@@ -140,6 +140,7 @@ def bench(
 
     Raises:
         ValueError: a method is not known.
+        KeyboardInterrupt: Ctrl-C; what was measured of its place came before.
     """
     rivals = [compiled(pair.target)]
     if pair.has_assistant:
@@ -156,7 +157,7 @@ def bench(
             own["minutes"] = max(1e-3, (deadline - time.monotonic()) / 60 / (len(places) - number))
         settings = pair.settings(methods, num_draft_tokens, place)
         try:
-            evaluation = evaluate(
+            evaluation, is_stopped = evaluate_until_stopped(
                 pair.target,
                 pair.drafts,
                 suites[place.suite],
@@ -180,6 +181,8 @@ def bench(
             say(f"{place}: {told.rstrip('.')}.")
         else:
             yield place, evaluation
+            if is_stopped:
+                raise KeyboardInterrupt
 
 
 def code(tokenizer: PreTrainedTokenizerBase, names: Iterable[str], count: int, raw: bool = False) -> dict[str, Dataset]:

@@ -185,19 +185,20 @@ def evaluate(
         return _run(plan, prompts, decoder, processes, task, progress, skip_failing, minutes)
 
 
-def evaluate_until_stopped(*args, results: Path, **kwargs) -> tuple[Evaluation, bool]:
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C in an evaluation: its argument is what was measured so far."""
+
+
+def evaluate_until_stopped(*args, **kwargs) -> tuple[Evaluation, bool]:
     """`evaluate`; after Ctrl-C what was measured so far. And whether it was stopped.
 
     Raises:
         KeyboardInterrupt: nothing was measured.
     """
-    begun = time.time()
     try:
-        return evaluate(*args, results=results, **kwargs), False
-    except KeyboardInterrupt:
-        if not results.exists() or results.stat().st_mtime < begun:  # the file is an earlier run's
-            raise
-        return Evaluation.load(results), True
+        return evaluate(*args, **kwargs), False
+    except Stopped as stopped:
+        return stopped.args[0], True
 
 
 def _run(
@@ -229,12 +230,17 @@ def _run(
         missing = [(first, calls) for first, calls in calls_of if calls]
         shown.n = shown.initial = total - sum(len(calls) for _, calls in missing)
         warming = [[prompts.ids[index] for index in first] for first, _ in (*missing[:2], *missing[2:][-1:])]
-        for setting in dict.fromkeys(setting for _, calls in missing for setting, _ in calls):
-            runner.warm_up(setting, warming)
-        for turns in mine:
-            if processes.gather_first(time.monotonic() > deadline):
-                break
-            _converse(turns, prompts, runner)
+        try:
+            for setting in dict.fromkeys(setting for _, calls in missing for setting, _ in calls):
+                runner.warm_up(setting, warming)
+            for turns in mine:
+                if processes.gather_first(time.monotonic() > deadline):
+                    break
+                _converse(turns, prompts, runner)
+        except KeyboardInterrupt as error:
+            if not journal.calls:
+                raise
+            raise Stopped(Evaluation(plan.merged([journal]))) from error
     evaluation = Evaluation(plan.merged(processes.gather([journal])))
     if task is not None:
         (scores,) = processes.gather([_scored(task, evaluation)] if processes.rank == 0 else [])

@@ -2,8 +2,6 @@
 
 import functools
 import json
-import tempfile
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -93,7 +91,6 @@ def bench(settings: Options) -> None:
         from ...generation import attach
         from .. import bench as benchmarks
         from ..render import suites as tables
-        from ..results import Evaluation
         from ..suites import questions
 
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
@@ -123,29 +120,26 @@ def bench(settings: Options) -> None:
     suites = suites or benchmarks.code(pair.tokenizer, names, max(batches), settings.raw)
     found: dict[Place, Evaluation] = {}
     is_stopped = False
-    with ExitStack() as stack:
-        folder = settings.results or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        files.make_folder("--results", folder)
-        before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-        try:
-            found |= benchmarks.bench(
-                pair,
-                suites,
-                places,
-                settings.methods.split(","),
-                lengths,
-                settings.new_tokens or (512 if settings.suite else 96),
-                settings.repeats or (1 if settings.suite else 3),
-                folder,
-                raw=settings.raw,
-                minutes=settings.minutes,
-                say=functools.partial(err.print, markup=False),
-            )
-        except KeyboardInterrupt:
-            is_stopped = True
-        for place in places if is_stopped else ():
-            if (path := folder / place.file_name).exists() and path.stat().st_mtime_ns != before.get(path):
-                found[place] = Evaluation.load(path)
+    if settings.results is not None:
+        files.make_folder("--results", settings.results)
+    measured = benchmarks.bench(
+        pair,
+        suites,
+        places,
+        settings.methods.split(","),
+        lengths,
+        settings.new_tokens or (512 if settings.suite else 96),
+        settings.repeats or (1 if settings.suite else 3),
+        settings.results,
+        raw=settings.raw,
+        minutes=settings.minutes,
+        say=functools.partial(err.print, markup=False),
+    )
+    try:
+        for place, evaluation in measured:
+            found[place] = evaluation
+    except KeyboardInterrupt:
+        is_stopped = True
     if not found:
         raise typer.Exit(STOPPED if is_stopped else 1)
     notes = [rows.info.description for rows in suites.values() if rows.info.description]

@@ -3,9 +3,7 @@
 import dataclasses
 import json
 import math
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -128,18 +126,16 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
             screen.print_text(out, f"{prompt}{ending}", texts.stream(prompt, number * repeats))
         except (ValueError, RuntimeError, IndexError) as error:  # of this prompt; go on with the others
             err.print(Text.assemble(("skipped", "yellow"), f" {prompt[:40]!r}: {error}"))
-    with tempfile.TemporaryDirectory() as folder:
-        evaluation, is_stopped = evaluate_until_stopped(
-            target,
-            drafts,
-            prompts,
-            tokenizer=tokenizer,
-            settings=[setting],
-            batch_size=batch_size,
-            repeats=repeats,
-            results=Path(folder) / "results.jsonl",
-            **options,
-        )
+    evaluation, is_stopped = evaluate_until_stopped(
+        target,
+        drafts,
+        prompts,
+        tokenizer=tokenizer,
+        settings=[setting],
+        batch_size=batch_size,
+        repeats=repeats,
+        **options,
+    )
     totals, plain = evaluation.totals(setting), evaluation.rows(setting.baseline)
     for index, row in evaluation.rows(setting).items():
         if settings.json:
