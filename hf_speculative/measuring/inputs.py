@@ -77,6 +77,32 @@ class Prompts:
             return [asked]
         return [*self._messages(before, answers), {"role": "assistant", "content": answers[before]}, asked]
 
+    def read(self, rows: list, how: Reader, option: str, take: Callable[[Any], Any]) -> dict[int, Any]:
+        """Read something beside each prompt, by index; a row without it becomes a bad row, and its prompt is left out.
+
+        Args:
+            option: the keyword that `how` was given by: several of what is read.
+            take: makes of each what is returned; a ValueError says what is wrong with it.
+
+        Raises:
+            ValueError: no row has it.
+        """
+        read, what, found = reader(how, rows, option), option.removesuffix("s"), {}
+        for index in list(self.ids):
+            try:
+                found[index] = take(read_row(read, rows[index]))
+            except ValueError as error:
+                self.bad_rows.append(BadRow(index, f"its {what}: {error}"))
+                del self.ids[index]
+        self.check(f"`{option}` finds no {what}")
+        return found
+
+    def check(self, problem: str = "no row of `dataset` can be used") -> None:
+        """Refuse a data set of bad rows alone."""
+        if not self.ids:
+            bad = self.bad_rows[0]
+            raise ValueError(f"{problem}; row {bad.index}: {bad.message}.")
+
 
 def prompts_of(
     rows: list, how: Reader | None, model, tokenizer, max_new_tokens: int, raw: bool = False, takes_turns: bool = False
@@ -119,9 +145,7 @@ def prompts_of(
         for text in later:
             number = len(rows) + len(prompts.before)
             prompts.said[number], prompts.before[number], index = text, index, number
-    if not prompts.ids:
-        bad = prompts.bad_rows[0]
-        raise ValueError(f"no row of `dataset` can be used; row {bad.index}: {bad.message}.")
+    prompts.check()
     return prompts
 
 
@@ -171,15 +195,7 @@ class Task:
         """Read the references of all prompts; a row without one becomes a bad row."""
         if prompts.before:
             raise ValueError("`score` compares one text of a row, and the data set has conversations: leave it out.")
-        read = reader(self.references, rows, "references")
-        for index in list(prompts.ids):
-            try:
-                self.by_index[index] = read_row(read, rows[index])
-            except ValueError as error:
-                prompts.bad_rows.append(BadRow(index, f"its reference: {error}"))
-                del prompts.ids[index]
-        if not prompts.ids:
-            raise ValueError(f"no row of `dataset` has a reference; row 0: {prompts.bad_rows[0].message}.")
+        self.by_index = prompts.read(rows, self.references, "references", lambda reference: reference)
 
     def scores_of(self, evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
         """The scores of every setting's texts."""

@@ -3,13 +3,14 @@
 import hashlib
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..distillation.teacher import Example
-from ..measuring.inputs import Prompts, prompts_of, read_row
+from ..measuring.inputs import prompts_of
 from ..measuring.journal import BadRow
-from ..measuring.rows import Reader, read_rows, reader
+from ..measuring.rows import Reader, read_rows
 from ..tokenizers.chat import ids_of
 
 #: at most this share of the prompts is held out
@@ -64,15 +65,21 @@ def read_data(
     """
     rows = read_rows(dataset, split=split, config=config, limit=limit)
     found = prompts_of(rows, prompt, target, tokenizer, max_new_tokens, raw)
-    texts = _answers(rows, answers, found, tokenizer)
+
+    def answer_ids(text: Any) -> list[int]:
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"{text!r} is no text")
+        return [*tokenizer(text, add_special_tokens=False)["input_ids"], *ids_of(tokenizer.eos_token_id)]
+
+    texts = {} if answers is None else found.read(rows, answers, "answers", answer_ids)
     first_of: dict[tuple[int, ...], int] = {}
     for index, ids in found.ids.items():
-        if not texts or index in texts:
-            first_of.setdefault(tuple(ids), index)
+        first_of.setdefault(tuple(ids), index)
     unique = {index: list(ids) for ids, index in first_of.items()}
     if len(unique) < 2:
         usable = f"{len(unique)} prompt that can be used, of {len(rows)} rows"
-        raise ValueError(f"`dataset` has {usable}: 2 or more are needed.{_first(found.bad_rows)}")
+        first = f" Row {found.bad_rows[0].index}: {found.bad_rows[0].message}." if found.bad_rows else ""
+        raise ValueError(f"`dataset` has {usable}: 2 or more are needed.{first}")
     num_held_out = max(1, min(held_out, int(HELD_OUT_SHARE * len(unique))))
     digests = {index: hashlib.sha256(json.dumps(ids).encode()).digest() for index, ids in unique.items()}
     chosen = sorted(digests, key=digests.__getitem__)[:num_held_out]
@@ -80,31 +87,6 @@ def read_data(
         prompts={index: ids for index, ids in unique.items() if index not in chosen},
         held_out=[unique[index] for index in sorted(chosen)],
         bad_rows=sorted(found.bad_rows, key=lambda row: row.index),
-        num_repeated=sum(not texts or index in texts for index in found.ids) - len(unique),
+        num_repeated=len(found.ids) - len(unique),
         answers=texts,
     )
-
-
-def _answers(rows: list, how: Reader | None, prompts: Prompts, tokenizer) -> dict[int, list[int]]:
-    """Ids of each row's answer; a row without one is a bad row."""
-    if how is None:
-        return {}
-    read, found = reader(how, rows, "answers"), {}
-    for index in prompts.ids:
-        try:
-            text = read_row(read, rows[index])
-        except ValueError as error:
-            prompts.bad_rows.append(BadRow(index, f"its answer: {error}"))
-            continue
-        if not isinstance(text, str) or not text:
-            prompts.bad_rows.append(BadRow(index, f"its answer is {text!r}, not a text"))
-            continue
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        found[index] = [*ids, *ids_of(tokenizer.eos_token_id)]
-    if not found:
-        raise ValueError(f"no row of `dataset` has an answer.{_first(prompts.bad_rows)}")
-    return found
-
-
-def _first(bad_rows: list[BadRow]) -> str:
-    return f" Row {bad_rows[0].index}: {bad_rows[0].message}." if bad_rows else ""

@@ -53,9 +53,9 @@ def test_answers_of_the_data_set(pair):
     rows = [*ROWS, {"prompt": [1, 2], "answer": ""}, {"prompt": [1, 5]}]
     data = read_data(rows, target, tokenizer, answers="answer")
     assert len(data.examples()) == len(data.prompts) and data.examples()[0].new_ids[-1] == tokenizer.eos_token_id
-    assert [row.message for row in data.bad_rows] == ["its answer is '', not a text", "its answer: no 'answer'"]
+    assert [row.message for row in data.bad_rows] == ["its answer: '' is no text", "its answer: no 'answer'"]
     assert data.num_repeated == read_data(ROWS, target, tokenizer, answers="answer").num_repeated
     data = read_data([*ROWS, {"prompt": [1, 5]}], target, tokenizer, answers=lambda row: row["answer"].strip())
     assert [row.message for row in data.bad_rows] == ["its answer: KeyError: 'answer'"]
-    with pytest.raises(ValueError, match="no row of `dataset` has an answer"):
+    with pytest.raises(ValueError, match="`answers` finds no answer; row 0: its answer"):
         read_data([{"prompt": [1]}, {"prompt": [2]}], target, tokenizer, answers="{{ missing }}")
