@@ -14,7 +14,6 @@ from transformers import MuseGlimmerAssistantConfig, PreTrainedModel
 from ..drafting.autoregressive import raw_embedding
 from ..heads.dflash import Block, DFlashHead, DFlashHeadConfig
 from ..heads.eagle3_config import speculators_config
-from ..heads.layout import of_target
 from ..models.masks import AttentionLayers
 from .head_student import SPECIAL, HeadStudent, layer_fields, num_layers, take_output_layer
 from .teacher import Prediction, TeacherOutputs
@@ -93,11 +92,6 @@ class DFlashStudent(HeadStudent):
         own = head.get_output_embeddings()
         if own is not None:
             own.requires_grad_(False)
-
-    @property
-    def vocabulary(self) -> Tensor | None:  # type: ignore[override]
-        """By the head's own map, which a checkpoint may bring."""
-        return None if self.head.get_output_embeddings() is None else of_target(self.head.d2t.cpu())
 
     @classmethod
     def trains(cls, head: PreTrainedModel) -> bool:

@@ -66,11 +66,6 @@ class Eagle3Student(HeadStudent):
         self.module = TrainingTimeTest(head, num_steps)
         self.hidden_layers = head.config.layers_read(num_layers(target))
 
-    @property
-    def vocabulary(self) -> Tensor | None:  # type: ignore[override]
-        """By the head's own map, which a checkpoint may bring."""
-        return None if self.head.t2d is None else self.head.t2d.nonzero()[:, 0]
-
     @classmethod
     def trains(cls, head: PreTrainedModel) -> bool:
         return isinstance(head.config, Eagle3Config) and not head.config.is_parallel

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..heads import layout_for, write_head
-from ..heads.layout import members
+from ..heads.layout import members, of_target
 from .teacher import Student
 
 #: fields of a target's config that the layers of its head share: required ones, others, and special tokens
@@ -23,6 +23,12 @@ class HeadStudent(Student):
 
     head: Any
     target: PreTrainedModel
+
+    @property
+    def vocabulary(self) -> Tensor | None:  # type: ignore[override]
+        """By the head's own map, which a checkpoint may bring."""
+        d2t = getattr(self.head, "d2t", None)
+        return None if d2t is None else of_target(d2t.cpu())
 
     def draft(self) -> PreTrainedModel:
         is_same = self.head.dtype == self.target.dtype
