@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, Seq2SeqTrainer, trainer_seq2seq
 from transformers.utils import is_accelerate_available
 
@@ -247,12 +248,6 @@ def metrics(prefix: str, of_processes: list[Statistics]) -> dict[str, float]:
 IGNORED = -100
 
 
-def first_labels(labels: Tensor) -> Tensor:
-    """The column `(batch,)` of each row's first label, its width where it has none; `labels (batch, width)`."""
-    is_label = labels != IGNORED
-    return torch.where(is_label.any(1), is_label.int().argmax(1), labels.shape[1])
-
-
 def prompts_of(inputs: dict[str, Tensor], pad_token_id: int) -> dict[str, Tensor]:
     """What comes before each row's first label, left-padded; rows without labels are prompts as a whole.
 
@@ -271,29 +266,26 @@ def prompts_of(inputs: dict[str, Tensor], pad_token_id: int) -> dict[str, Tensor
             shapes = f"`labels` have shape {tuple(labels.shape)} and `input_ids` {tuple(ids.shape)}"
             way_out = "give a label for each token of prompt and completion, or override `generation_inputs`"
             raise ValueError(f"{shapes}, for a decoder-only model: {way_out}.")
-        columns = torch.arange(ids.shape[1], device=ids.device)
-        is_prompt = is_prompt & (columns < first_labels(labels)[:, None])
+        is_prompt = is_prompt & (labels != IGNORED).cumsum(1).eq(0)
     if without := (~is_prompt.any(1)).nonzero().flatten().tolist():
         raise ValueError(f"rows {without} have no prompt: set its labels to {IGNORED}, or override `generation_inputs`.")
-    width = int(is_prompt.sum(1).max())
-    order = is_prompt.int().argsort(dim=1, stable=True)[:, -width:]  # prompts to the right, in their order
-    is_kept = is_prompt.gather(1, order)
-    dropped = ("labels", "position_ids", "attention_mask")  # `generate` makes positions from the mask
+
+    def left_padded(values: Tensor, fill: int = 0) -> Tensor:
+        rows = [row[kept] for row, kept in zip(values, is_prompt, strict=True)]
+        return pad_sequence(rows, batch_first=True, padding_value=fill, padding_side="left")
+
     prompts = {
-        name: value.gather(1, order).masked_fill(~is_kept, pad_token_id if name == "input_ids" else 0)
+        name: left_padded(value, pad_token_id if name == "input_ids" else 0)
         if isinstance(value, Tensor) and value.shape == ids.shape
         else value
         for name, value in inputs.items()
-        if name not in dropped
+        if name not in ("labels", "position_ids")  # `generate` makes positions from the mask
     }
-    return prompts | {"attention_mask": is_kept.to(torch.long)}
+    return prompts | {"attention_mask": left_padded(is_prompt.to(torch.long))}
 
 
 def completions_of(labels: Tensor) -> Tensor:
     """Each row's labels from its first one on, in column 0 and after: `(batch, longest)`, filled up with -100."""
-    starts = first_labels(labels)
-    width = labels.shape[1]
-    columns = torch.arange(width, device=labels.device) + starts[:, None]
-    shifted = labels.gather(1, columns.clamp(max=width - 1)).masked_fill(columns >= width, IGNORED)
-    longest = int((shifted != IGNORED).any(0).nonzero().max()) + 1 if bool((shifted != IGNORED).any()) else 1
-    return shifted[:, :longest]
+    places = [(row != IGNORED).nonzero().flatten().tolist() or [0] for row in labels]
+    rows = [row[found[0] : found[-1] + 1] for row, found in zip(labels, places, strict=True)]
+    return pad_sequence(rows, batch_first=True, padding_value=IGNORED)
