@@ -21,17 +21,6 @@ def loadable(name: str) -> str:
     return place_of_example(name)
 
 
-def load_named(option: str, name: str, machine: Machine) -> "PreTrainedModel":
-    """The model that an option names."""
-    import torch
-
-    from ..models.loading import load_model
-
-    with naming(option, name):
-        dtype = getattr(torch, machine.dtype) if machine.dtype else "auto"
-        return load_model(loadable(name), dtype=dtype).to(machine.place())
-
-
 def load_embedded(machine: Machine, head: bool = False) -> "tuple[PreTrainedModel, PreTrainedModel, PreTrainedTokenizerBase]":
     """The embedded target, its draft model or draft head, and their tokenizer."""
     import torch
@@ -43,21 +32,16 @@ def load_embedded(machine: Machine, head: bool = False) -> "tuple[PreTrainedMode
     return target.to(place), draft.to(place), tokenizer
 
 
-def _tables(option: str, name: str) -> Any:
-    """The source of drafts by the tables in a folder; `None` where it holds none."""
-    from ..drafting.tables import Tables, TablesSource, holds_tables
-
-    place = Path(place_of(name))
-    with naming(option, name):
-        return TablesSource(Tables.load(place)) if holds_tables(place) else None
-
-
 def load_target(option: str, name: str, machine: Machine) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """The same with its tokenizer."""
+    """The model that an option names, and its tokenizer."""
+    import torch
     from transformers import AutoTokenizer
 
-    target = load_named(option, name, machine)
+    from ..models.loading import load_model
+
     with naming(option, name):
+        dtype = getattr(torch, machine.dtype) if machine.dtype else "auto"
+        target = load_model(loadable(name), dtype=dtype).to(machine.place())
         return target, AutoTokenizer.from_pretrained(loadable(name), trust_remote_code=False)
 
 
@@ -85,6 +69,7 @@ def load_pair(
     """
     from transformers import PreTrainedModel
 
+    from ..call.preparation import load_draft
     from ..tokenizers.loading import tokenizer_of_draft
 
     named, methods = (None, None) if draft_model is None else DRAFTS.split(checked("draft_model", draft_model))
@@ -97,6 +82,6 @@ def load_pair(
     target, tokenizer = load_target(options[0], model, machine)
     if named is None:
         return target, methods, tokenizer, None
-    draft = _tables(options[1], named) or load_named(options[1], named, machine)
+    draft = load_draft(loadable(named), target)
     other = tokenizer_of_draft(loadable(named), tokenizer) if isinstance(draft, PreTrainedModel) else None
     return target, draft if methods is None else (draft, methods), tokenizer, other

@@ -213,7 +213,7 @@ def raw_setting(panel: str | None = None) -> Any:
 class Machine:
     """Where the models of a command run, and in which number format."""
 
-    dtype: str = setting("", "Number format of the weights; by default as they are stored.", choices=DTYPES)
+    dtype: str = setting("", "Number format of the weights; by default as the target's are stored.", choices=DTYPES)
     device: str = setting("", "Where to run: cpu, cuda, cuda:1, ... Default: cuda if there is one.")
 
     def place(self) -> str:

@@ -18,7 +18,7 @@ class Options:
 
     model: str | None = target_option("Target, the model whose text you want")
     draft_model: str | None = option("draft_model", also="A Hub name or folder.")
-    dtype: str = setting("", "Number format of the weights; by default as they are stored.", choices=DTYPES)
+    dtype: str = setting("", "Number format of the weights; by default as the target's are stored.", choices=DTYPES)
 
 
 @with_settings(Options)
