@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call.configuration import as_keywords
 from ..call.option_table import DRAFTS
-from ..call.prompts import prompt_ids
+from ..call.prompts import prompt_ids, settings_of_rows
 from ..call.statistics import Statistics
 from ..drafting.wrapped import Nothing
 from ..generation import generate_rounds
@@ -82,12 +82,10 @@ class Settings:
 
     def keywords(self, models: Models) -> dict[str, Any]:
         """Of plain and speculative `generate` alike."""
-        tokenizer = models.tokenizer
-        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         given: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "repetition_penalty": self.repetition_penalty}
-        given |= {} if pad is None else {"pad_token_id": pad}
         if self.grammar.strip():
-            given |= {"grammar": f"{self.grammar}\n", "tokenizer": tokenizer}  # never read as the name of a file
+            given["grammar"] = f"{self.grammar}\n"  # never read as the name of a file
+        given = settings_of_rows(models.target, models.tokenizer, given)
         if self.is_greedy:
             return given | {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
         return given | {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p}
@@ -103,7 +101,7 @@ class Settings:
         own = self.sampling(models.target, self.judge == REPRODUCIBLE)
         own["draft_model"] = models.draft if self.method == DRAFT_MODEL else self.method
         if self.method == DRAFT_MODEL and models.draft_tokenizer is not None:
-            own |= {"tokenizer": models.tokenizer, "draft_tokenizer": models.draft_tokenizer}
+            own["draft_tokenizer"] = models.draft_tokenizer
         elif self.method == DRAFT_MODEL and not rule.reads_draft_probs:  # scores of other tokens cannot be watched
             length = WatchedLength(self.num_draft_tokens)
         own |= {"num_draft_tokens": self.num_draft_tokens} if length is None else {"schedule": length}
