@@ -14,7 +14,7 @@ from ..interfaces import CachedModel, Drafter, Sampler
 from ..models import Inputs
 from ..types import Batch, Draft, uploaded
 from .sampling_params import SamplingParams
-from .teacher import Collator, Example, Teacher, TeacherOutputs
+from .teacher import Example, Teacher, TeacherOutputs, collated
 
 T = TypeVar("T")
 #: what a smaller `top_p` is taken for: the likeliest token alone, in any case
@@ -115,7 +115,7 @@ class Recording:
 @torch.no_grad()
 def lesson_of(texts: Sequence[Recorded], device: torch.device) -> TeacherOutputs:
     """Make what a teacher would give for these texts; logits of prompts are zeros."""
-    batch = {name: tensor.to(device) for name, tensor in Collator()([text.example for text in texts]).items()}
+    batch = {name: tensor.to(device) for name, tensor in collated([text.example for text in texts]).items()}
     size = batch["input_ids"].shape
     logits, states = (
         parts[0].new_zeros(*size, parts[0].shape[-1], device=device)

@@ -35,7 +35,7 @@ from .followed import Followed, HeldOut, Recorded, lesson_of
 from .kinds import check_fits, student_of
 from .objective import LOSSES, Objective, acceptance, agreement
 from .sampling_params import SamplingParams
-from .teacher import Collator, Example, Student, Teacher, TeacherOutputs
+from .teacher import Example, Student, Teacher, TeacherOutputs, collated
 
 #: texts of a step, few so that its pause is short, and the most tokens of each
 TEXTS, MAX_LENGTH = 2, 512
@@ -340,7 +340,7 @@ class Learner:
         return float(Objective(student, measure, self.use)(outputs, lesson)) / int(lesson.counted.sum())
 
     def _lesson(self, examples: Sequence[Example]) -> TeacherOutputs:
-        batch: dict[str, Tensor] = Collator()(examples)
+        batch = collated(examples)
         device = device_of(self.teacher.target)
         return self.teacher(**{name: tensor.to(device) for name, tensor in batch.items()})
 

@@ -159,17 +159,12 @@ class Example:
         return Example(self.prompt_ids[:max_length], self.new_ids[: max(0, max_length - len(self.prompt_ids))])
 
 
-@dataclass(frozen=True)
-class Collator:
-    """Examples as one right-padded batch; answers are the labels."""
-
-    pad: int = 0
-
-    def __call__(self, examples: Sequence[Example]) -> dict[str, Tensor]:
-        ids, mask = padded([[*one.prompt_ids, *one.new_ids] for one in examples], self.pad, left=False)
-        starts = torch.tensor([[len(one.prompt_ids)] for one in examples])
-        is_answer = mask.bool() & (torch.arange(ids.shape[1]) >= starts)
-        return {"input_ids": ids, "attention_mask": mask, "labels": ids.where(is_answer, -100)}
+def collated(examples: Sequence[Example]) -> dict[str, Tensor]:
+    """Examples as one batch, right-padded with zeros; answers are the labels."""
+    ids, mask = padded([[*one.prompt_ids, *one.new_ids] for one in examples], 0, left=False)
+    starts = torch.tensor([[len(one.prompt_ids)] for one in examples])
+    is_answer = mask.bool() & (torch.arange(ids.shape[1]) >= starts)
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.where(is_answer, -100)}
 
 
 def unique(examples: Sequence[Example], max_length: int) -> list[Example]:

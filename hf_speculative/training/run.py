@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallba
 
 from ..call import checks
 from ..call.attached import own_generate
-from ..distillation.teacher import Collator, Example, Student, Teacher, unique
+from ..distillation.teacher import Example, Student, Teacher, collated, unique
 from ..drafting.tables import TablesSource
 from ..generation import attach, detach
 from ..hf_compat.training import keep_to_one_device
@@ -190,7 +190,6 @@ class Run:
         self.student: Student = students.new_student(self.settings, self.target, self.examples)
         self.num_parameters, self.kind = num_parameters(self.student.draft()), self.student.kind
         self.most_draft_tokens = self.student.max_draft_tokens
-        self.collator = Collator(self.tokenizer.pad_token_id or 0)
         if self.store is None:
             self.teacher: Teacher = Teacher(self.target, self.student.hidden_layers)
         else:
@@ -211,7 +210,7 @@ class Run:
         size, (rank, count) = self.settings.batch_size, (self.processes.rank, self.processes.count)
         examples = sorted(self.examples, key=lambda example: example.num_tokens)  # little of a batch is padding
         for first in range(rank * size, len(examples), count * size):
-            batch = self.collator(examples[first : first + size])
+            batch = collated(examples[first : first + size])
             teacher.record(**{name: tensor.to(self.target.device) for name, tensor in batch.items()})
             self.watch.count(first, len(self.examples))
         self.processes.gather([])
@@ -282,7 +281,7 @@ class Run:
         args = TrainingArguments(**chosen | {"eval_on_start": is_new} | self.arguments)
         keep_to_one_device(args)
         parts = self.student, self.teacher, settings.loss, settings.use, self._meter()
-        trainer = DraftTrainer(*parts, args=args, train_dataset=self.examples, data_collator=self.collator)
+        trainer = DraftTrainer(*parts, args=args, train_dataset=self.examples, data_collator=collated)
         trainer.remove_callback(PrinterCallback)  # a bar, if anything, shows how it goes
         return trainer
 

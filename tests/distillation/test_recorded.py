@@ -11,7 +11,7 @@ import torch
 import hf_speculative as hs
 from hf_speculative.distillation import followed
 from hf_speculative.distillation.followed import lesson_of
-from hf_speculative.distillation.teacher import Collator
+from hf_speculative.distillation.teacher import collated
 from hf_speculative.serving.engine import Engine
 from tests.support import heads, lessons, tiny
 
@@ -54,7 +54,7 @@ def check(learner):
     """What was recorded is what a teacher gives."""
     device = learner.teacher.target.device
     found = lesson_of([text for _, text in learner.recorded], device)
-    expected = learner.teacher(**Collator()([text.example for _, text in learner.recorded]))
+    expected = learner.teacher(**collated([text.example for _, text in learner.recorded]))
     assert torch.equal(found.ids, expected.ids)
     assert torch.equal(found.counted, expected.counted)
     torch.testing.assert_close(found.logits[found.counted], expected.logits[found.counted], rtol=1e-4, atol=1e-4)

@@ -7,7 +7,7 @@ from hf_speculative.distillation.dflash_student import DFlashStudent, new_block
 from hf_speculative.distillation.eagle3_student import Eagle3Student, new_head
 from hf_speculative.distillation.kinds import DraftStudent
 from hf_speculative.distillation.sampling_params import SamplingParams
-from hf_speculative.distillation.teacher import Collator, Example, Teacher
+from hf_speculative.distillation.teacher import Example, Teacher, collated
 from hf_speculative.training.acceptance import Meter
 from hf_speculative.training.settings import Settings
 from hf_speculative.training.trainer import DraftTrainer
@@ -49,7 +49,7 @@ def trainer(target, draft, folder, data=None, student=None, loss="lk_hybrid", us
     steps = {"max_steps": 4, "learning_rate": 1e-3, "lr_scheduler_type": "constant", "logging_steps": 1}
     rows = {"per_device_train_batch_size": 4, "remove_unused_columns": False, "save_strategy": "no"}
     student, data = student or DraftStudent(draft, target), examples(target) if data is None else data
-    own = {"args": TrainingArguments(str(folder), **quiet | steps | rows | given), "data_collator": Collator()}
+    own = {"args": TrainingArguments(str(folder), **quiet | steps | rows | given), "data_collator": collated}
     use, meter = use or SamplingParams(), meter or Meter([], Settings())
     return DraftTrainer(student, Teacher(target, student.hidden_layers), loss, use, meter, train_dataset=data, **own)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_speculative.distillation.sampling_params import SamplingParams
-from hf_speculative.distillation.teacher import Collator, Teacher
+from hf_speculative.distillation.teacher import Teacher, collated
 from hf_speculative.training.store import StoredTeacher
 from tests.support import lessons, tiny
 
@@ -16,7 +16,7 @@ from tests.support import lessons, tiny
 def test_the_loss_is_that_of_the_target_itself(deep, kind, tmp_path):
     student, data = lessons.new_student(kind, deep), lessons.of_many_lengths(deep)
     trainer = lessons.trainer(deep, None, tmp_path, data, student=student, use=SamplingParams(temperature=0.7))
-    batch = Collator()(data[2:8])
+    batch = collated(data[2:8])
     expected = trainer.compute_loss(student.module, batch)
     trainer.teacher = StoredTeacher(deep, student.hidden_layers, tmp_path / "store")
     assert trainer.compute_loss(student.module, batch).item() == pytest.approx(expected.item(), abs=1e-5)
@@ -29,7 +29,7 @@ def test_the_loss_is_that_of_the_target_itself(deep, kind, tmp_path):
 def test_logits_are_kept_where_the_output_layer_alone_does_not_make_them(target, tmp_path):
     """Cohere scales them; of a Llama, the output layer's input is all that is needed."""
     for model, kept in ((target, "last"), (tiny.build("cohere"), "logits")):
-        batch = Collator()(lessons.of_many_lengths(model))
+        batch = collated(lessons.of_many_lengths(model))
         teacher, here = StoredTeacher(model, (), tmp_path), batch["attention_mask"] > 0
         assert teacher.names == ("states", kept)
         for _ in range(2):  # recorded, then read
@@ -41,18 +41,18 @@ def test_what_is_there_is_used_and_what_is_missing_added(target, tmp_path):
     """By texts, whatever batches they come in; each target and choice of layers has a part of the store."""
     data = lessons.of_many_lengths(target)
     teacher = StoredTeacher(target, (1, 2), tmp_path)
-    teacher(**Collator()(data[:4]))
+    teacher(**collated(data[:4]))
     assert len(list(tmp_path.rglob("*.*"))) == 4
     with tiny.CountForwards(target) as forwards:
         for examples in (data[1:3], data[3:5], data[:5]):
-            teacher(**Collator()(examples))
+            teacher(**collated(examples))
     assert len(forwards.lengths) == 1, "of what is new"
     output = Mock(side_effect=target.get_output_embeddings().forward)
     with patch.object(target.get_output_embeddings(), "forward", output):
-        teacher.record(**Collator()(data[5:8]))
+        teacher.record(**collated(data[5:8]))
     assert [call.args[0].shape[1] for call in output.call_args_list] == [1], "no logits are made for nothing"
     for model, layers in ((tiny.noisy_copy(target), (1, 2)), (target, (0, 2))):
-        StoredTeacher(model, layers, tmp_path)(**Collator()(data[:4]))
+        StoredTeacher(model, layers, tmp_path)(**collated(data[:4]))
     assert len(list(tmp_path.rglob("*.*"))) == 8 + 4 + 4
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"`store=.*file'`: no folder can be made there"):
@@ -64,8 +64,8 @@ def test_a_disk_without_room_keeps_what_was_recorded(target, tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     teacher, data = StoredTeacher(target, (), tmp_path), lessons.of_many_lengths(target)
-    teacher(**Collator()(data[:4]))
+    teacher(**collated(data[:4]))
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space left on device: the file is left as it was"):
-        teacher(**Collator()(data))
+        teacher(**collated(data))
     assert len(list(tmp_path.rglob("*.*"))) == 4
