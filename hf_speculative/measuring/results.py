@@ -11,7 +11,7 @@ from typing import Any
 from ..call.statistics import RATES, Statistics, without_nan
 from .journal import BadRow, Call, Difference, Failure, Journal, Row
 from .settings import Setting
-from .speedup import INTERVAL, QUARTILES, Recommendation, Speedup, Spread, Work, interval, quartiles
+from .speedup import INTERVAL, QUARTILES, Recommendation, Speedup, Work, interval, quartiles
 
 #: the least number of new tokens for a figure
 FEWEST_TOKENS = 200
@@ -262,16 +262,13 @@ class Evaluation:
                     found[row.index] = found.get(row.index, True) and row.new_ids == expected.new_ids
         return found
 
-    @property
-    def _spread(self) -> Spread:
-        return quartiles if self.spread_name == QUARTILES else interval
-
     def _speedup(self, setting: Setting, other: Setting | None = None, part: Part = WHOLE) -> Speedup | None:
         """Over another setting, by default plain decoding, of whole calls or of a part of each."""
         other = setting.baseline if other is None else other
         if setting == other or self.is_too_short(setting) or self.is_too_short(other):
             return None
-        return Speedup.of(self.pairs(setting, other, part).values(), self._spread)
+        spread = quartiles if self.spread_name == QUARTILES else interval
+        return Speedup.of(self.pairs(setting, other, part).values(), spread)
 
     def pairs(self, setting: Setting, other: Setting, part: Part = WHOLE) -> dict[int, tuple[Work, Work]]:
         """The work of both settings for each batch that both have done."""
