@@ -30,7 +30,7 @@ def check(settings: Settings, target: PreTrainedModel, tokenizer: PreTrainedToke
         check_layers(target, int(settings.value))
     elif settings.kind != "draft" or layout_of(settings.value) is not None:
         small = replace(settings, draft_vocab_size=1)
-        Teacher(target, _head_student(small, target, ()).hidden_layers)
+        Teacher(target, new_student(small, target, ()).hidden_layers)
     elif auto_class_for(settings.value) and tokenizer_of_draft(settings.value, tokenizer) is not None:
         raise ValueError(f"`head={settings.head!r}`: its tokenizer is not the target's: give another head.")
 
@@ -38,26 +38,20 @@ def check(settings: Settings, target: PreTrainedModel, tokenizer: PreTrainedToke
 def new_student(settings: Settings, target: PreTrainedModel, examples: Sequence[Example]) -> Student:
     """What is trained, on random weights where it does not go on from others."""
     torch.manual_seed(settings.seed)
-    if settings.kind == "layers":
-        draft = truncated(target, int(settings.value))
-    elif settings.kind != "draft" or layout_of(settings.value) is not None:
-        return _head_student(settings, target, examples)
-    else:
-        draft = load_model(settings.value, dtype=torch.float32)
-    return DraftStudent(draft.to(target.device), target, settings.lora_rank)
-
-
-def _head_student(settings: Settings, target: PreTrainedModel, examples: Sequence[Example]) -> Student:
-    """A head, on random weights or one that is there."""
     counts = token_counts(examples, target.config.get_text_config(decoder=True).vocab_size)
     size, length = settings.draft_vocab_size, settings.draft_tokens
-    if settings.kind in BLOCKS:
-        head: PreTrainedModel = new_block(target, counts, size, settings.kind, length, settings.head_layers)
+    if settings.kind == "layers":
+        draft: PreTrainedModel = truncated(target, int(settings.value))
+    elif settings.kind in BLOCKS:
+        draft = new_block(target, counts, size, settings.kind, length, settings.head_layers)
     elif settings.kind == "eagle3":
-        head = new_head(target, counts, size, num_draft_tokens=length)
+        draft = new_head(target, counts, size, num_draft_tokens=length)
     else:
-        head = load_model(settings.value, dtype=torch.float32)
-    student = student_of(head.to(target.device), target, settings.ttt_steps, settings.ttt_decay, settings.anchors)
-    if settings.lora_rank is not None:
+        draft = load_model(settings.value, dtype=torch.float32)
+    draft = draft.to(target.device)
+    student = student_of(draft, target, settings.ttt_steps, settings.ttt_decay, settings.anchors)
+    if settings.lora_rank is None:
+        return student
+    if student.hidden_layers:
         raise ValueError(f"`lora_rank={settings.lora_rank}`: {settings.value} holds a head, no draft model: leave it out.")
-    return student
+    return DraftStudent(draft, target, settings.lora_rank)
