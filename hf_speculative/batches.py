@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 from .call import checks
 from .call.attached import Attached, attached_to, plain_generate_of, use_kernel_of
-from .call.configuration import SpeculativeConfig, with_settings
+from .call.configuration import SpeculativeConfig, setting_of, with_settings
 from .call.decoding import CannotRefill, SpeculativeDecoding
 from .call.option_types import WholeNumber
 from .call.preparation import prepare_rounds, with_stop_strings
@@ -29,8 +29,9 @@ from .call.prompts import check_prompts, padded, prompt_ids, settings_of_request
 from .call.statistics import RowStatistics, Statistics
 from .distributed.synced_gpus import in_step, models_in_step
 from .hf_compat import ContinuousMixin, GenerationOutput, RequestStatus
-from .models import device_of, in_modes_of_a_call, without_dropout
+from .models import device_of, in_modes_of_a_call, num_logits, without_dropout
 from .sampling.copying import check_apart, clone
+from .sampling.samplers import most_coupled_rows
 from .types import Round
 
 #: a window holds this many prompts a lane, at least 64: lanes run empty at its end, which should be rare
@@ -85,7 +86,8 @@ def generate_batches(
         tokenizer: of the model; also for `stop_strings`.
         in_order: yield in the order of the prompts; if false, each row as soon as it is done.
         window: prompts in one call of `generate`, by default 16 times `batch_size`, at least 64. At its end lanes run empty
-            for about as long as one row takes: 1/16 of the time by default, less if rows have similar lengths.
+            for about as long as one row takes: 1/16 of the time by default, less if rows have similar lengths. Under
+            `reproducible=True`, sampled calls of large vocabularies have fewer: each step's noise is of all of them.
         **generate_kwargs: anything else that `hf_speculative.generate` takes, such as `max_new_tokens` and `draft_model`.
             Without a source of drafts, rows are decoded plainly, with the same refill. `prefix_allowed_tokens_fn` is given
             the number of the prompt, not of a row.
@@ -97,11 +99,11 @@ def generate_batches(
         ValueError, TypeError: for settings at once, for a prompt before the first forward of its window.
     """
     batch_size = WholeNumber("runs no row: give 1 or more.").checked("batch_size", batch_size)
-    window = max(64, PROMPTS_PER_LANE * batch_size) if window is None else window
-    window = WholeNumber("reads no prompt: give 1 or more.").checked("window", window)
+    given = None if window is None else WholeNumber("reads no prompt: give 1 or more.").checked("window", window)
     check_prompts(prompts)
     model = checks.unwrap(model, "model")
     run = _Run(model, tokenizer, batch_size, settings_of_rows(model, tokenizer, generate_kwargs), *attached_to(model))
+    window = given or run.with_kept_noise(max(64, PROMPTS_PER_LANE * batch_size))
     completions = run.completions(enumerate(prompts), window)
     return _in_order(completions) if in_order else completions
 
@@ -138,6 +140,12 @@ class _Run:
         has_encoder = any(part.config.is_encoder_decoder for part in (model, draft) if part is not None)
         if has_encoder and models_in_step(options["synced_gpus"], model, draft):
             raise ValueError("encoders run once a window, of which ranks may have more or fewer: call `generate`.")
+
+    def with_kept_noise(self, window: int) -> int:
+        """`window`, or fewer prompts if the noise of a `reproducible=True` call would be drawn again for each that starts."""
+        if not (self.options.config.reproducible and setting_of(self.model, self.kwargs, "do_sample")):
+            return window
+        return min(window, max(self.batch_size, most_coupled_rows(num_logits(self.model))))
 
     def completions(self, prompts: Iterator[tuple[int, Any]], window: int) -> Generator[Completion, None, None]:
         """The rows of all prompts, as they finish."""
@@ -190,7 +198,8 @@ class AttachedBatch:
     """`model.generate_batch` of a model that `attach` gave a draft: transformers' signature and results, on our caches.
 
     In float32 greedy tokens are those of plain `generate` for each row. Sampled ones have the same distribution; with
-    `reproducible=True` they are those of plain `generate` on all prompts as one left-padded batch, under the same seed.
+    `reproducible=True` they are those of plain `generate` on all prompts as one left-padded batch, under the same seed; on one
+    after the other if there are more than rows run together, and than 2**20 / (size of the vocabulary).
 
     As transformers' own does, it reads all settings but `max_new_tokens` from `generation_config`, takes what this leaves
     open as off, and decodes without dropout. Processors of the config that transformers drops there are applied. Of
@@ -246,7 +255,7 @@ class AttachedBatch:
         run = _Requests(outputs, batching.return_logprobs, self.attached, lanes, settings)
         prompts = [(index, output.prompt_ids) for index, output in enumerate(outputs)]
         with logging.tqdm(total=len(outputs), disable=not progress_bar, unit="request") as bar, without_dropout(model):
-            for _ in run.completions(iter(prompts), len(prompts)):
+            for _ in run.completions(iter(prompts), run.with_kept_noise(len(prompts))):
                 bar.update()
         return {output.request_id: output for output in outputs}
 

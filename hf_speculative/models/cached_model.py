@@ -1,10 +1,11 @@
 """Facts and modes of a model that its caches need: device, widths, positions, dropout."""
 
+import atexit
 import threading
 from collections import defaultdict
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from weakref import WeakKeyDictionary
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
@@ -99,8 +100,21 @@ def modes_of_a_call(target: nn.Module, draft: nn.Module | None):
         yield
 
 
+#: calls that a program may leave open at its end
+_open = WeakSet[Generator]()
+
+
+@atexit.register
+def _close_open_calls() -> None:
+    """End them while the modules that they use are whole."""
+    for steps in [*_open]:
+        with suppress(ValueError):  # one that runs in another thread
+            steps.close()
+
+
 def in_modes_of_a_call(steps: Generator, target: nn.Module, draft: nn.Module | None) -> Generator:
     """`steps`, each in the modes of a call; the code between them has its own. The result is theirs."""
+    _open.add(steps)
     while True:
         with modes_of_a_call(target, draft):
             try:

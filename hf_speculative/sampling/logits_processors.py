@@ -248,7 +248,7 @@ class StatefulProcessor(OneByOne):
     def process(self, row: int, ids: Tensor, scores: Tensor) -> Tensor:
         size = self.memories.batch_size
         memory = self.memories.of_row[row]
-        processed = memory.current[self.index](ids.expand(size, -1), scores.repeat(size, 1))[row]
+        processed = memory.current[self.index](ids.repeat(size, 1), scores.repeat(size, 1))[row]
         memory.calls[self.index] += 1
         return processed
 

@@ -53,8 +53,8 @@ class MeasuredChoice:
 SHARPNESS = 2.0
 #: consecutive rounds of `Greedy.num_forbidden` after which drafts are processed
 MOST_FORBIDDEN = 3
-#: random numbers that `Coupled` keeps: 256 MiB
-MOST_NOISE = 2**26
+#: random numbers that `Coupled` keeps, 256 MiB, and of how many steps it should
+MOST_NOISE, STEPS_KEPT = 2**26, 64
 
 
 class ProcessedSampler(Sampler):
@@ -237,6 +237,7 @@ class Coupled(ProcessedSampler):
         self.generator = generator if generator is not None else default_generator(self.device)
         self.max_kept = max(1, MOST_NOISE // (len(batch.rows) * vocab_size))
         self.states: list[Tensor] = []  # states[t]: the generator before the noise of step t was drawn
+        self.left = torch.empty(0)  # the generator after the last one
         self.noise: dict[int, Tensor] = {}
         self.num_steps = 0
         #: of the few tokens that the target can draw in this round
@@ -259,9 +260,12 @@ class Coupled(ProcessedSampler):
         return probs, are_valid
 
     def finish(self, most_steps: int | None = None) -> None:
-        """Leave the generator where plain decoding leaves it: one draw a step, whatever was looked at ahead."""
+        """Leave the generator where plain decoding leaves it: one draw a step, whatever was looked at ahead.
+
+        If others have drawn from it in between, it stays where it is: their numbers must not come again.
+        """
         num_steps = self.num_steps if most_steps is None else min(most_steps, self.num_steps)
-        if num_steps < len(self.states):
+        if num_steps < len(self.states) and torch.equal(self.generator.get_state(), self.left):
             self.generator.set_state(self.states[num_steps])
 
     def confidences(self, scores: Tensor, ahead: int) -> Tensor:
@@ -295,6 +299,7 @@ class Coupled(ProcessedSampler):
         while len(self.states) <= step:
             self.states.append(self.generator.get_state())
             self._keep(len(self.states) - 1, self._draw(self.generator))
+            self.left = self.generator.get_state()
         if step not in self.noise:
             again = torch.Generator(self.device)
             again.set_state(self.states[step])
@@ -308,6 +313,11 @@ class Coupled(ProcessedSampler):
         while len(self.noise) >= self.max_kept:
             del self.noise[next(iter(self.noise))]
         self.noise[step] = noise
+
+
+def most_coupled_rows(vocab_size: int) -> int:
+    """Rows of a `Coupled` call whose noise of `STEPS_KEPT` steps is kept. More are drawn again and again, as rows come and go."""
+    return max(1, MOST_NOISE // (STEPS_KEPT * vocab_size))
 
 
 def default_generator(device: torch.device) -> torch.Generator:

@@ -131,9 +131,9 @@ class CriteriaStopping(Stopping):
             self.copies[row] = self.others if self.users is None else clone(self.users.copies)
         scores = None
         if self.scores is not None:
-            self.scores[row].append(dense(score).clone().expand(self.batch_size, -1))
+            self.scores[row].append(dense(score).repeat(self.batch_size, 1))
             scores = tuple(self.scores[row])
-        ids = batch.tokens[b, None, :end].expand(self.batch_size, -1)
+        ids = batch.tokens[b, None, :end].repeat(self.batch_size, 1)
         # All are asked, not just until the first True: each of them advances, as in plain generate.
         answers = [criterion(ids, scores) for criterion in self.copies[row]]
         return any(bool(torch.as_tensor(one).flatten().expand(self.batch_size)[row]) for one in answers)

@@ -267,3 +267,22 @@ class NoReads(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         assert function not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
         return function(*args, **(kwargs or {}))
+
+
+def test_ids_and_scores_are_contiguous(target, draft):
+    """As plain `generate` gives them, so that `view` works, in processors and in criteria."""
+    seen = []
+
+    def counts(input_ids, scores):
+        seen.append(len(torch.bincount(input_ids.view(-1))) + len(scores.view(-1)))
+        return scores
+
+    def goes_on(input_ids, scores, **kwargs):
+        seen.append(len(input_ids.view(-1)) + len(scores[-1].view(-1)))
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    given = {"logits_processor": [counts], "stopping_criteria": [goes_on]}
+    given |= {"return_dict_in_generate": True, "output_scores": True}
+    inputs = tiny.prompts(3)
+    expected = plain(target, inputs, **given).sequences
+    assert ours(target, inputs, **given, draft_model=draft, num_draft_tokens=3).sequences.tolist() == expected.tolist() and seen
