@@ -331,3 +331,16 @@ def test_a_decoder_that_reads_an_encoders_states():
     call |= {"output_hidden_states": True, "input_ids": torch.tensor([[1, 5]])}
     found, expected = hs.generate(model, **call, draft_model="auto"), model.generate(**call)
     assert isinstance(found, type(expected)) and torch.equal(found.sequences, expected.sequences)
+
+
+def test_a_folder_that_is_written_again_is_loaded_again(target, tmp_path):
+    """Train, try, train more: in one process."""
+    kept = []
+    for std in (1.0, 0.0):
+        tiny.noisy_copy(target, std).save_pretrained(tmp_path)
+        hs.attach(target, str(tmp_path), num_draft_tokens=3)
+        with hs.record() as stats:
+            target.generate(**tiny.prompts(2), max_new_tokens=20, do_sample=False, pad_token_id=0)
+        kept.append(stats.draft_acceptance_rate)
+    hs.detach(target)
+    assert kept[0] < kept[1] == 1

@@ -131,6 +131,10 @@ def load_draft(draft_model, target: PreTrainedModel) -> Any:
 
 def _loaded_by_name(name: str, target: PreTrainedModel) -> PreTrainedModel | TablesSource:
     drafts = loaded_for(target)
+    written = max((file.stat().st_mtime_ns for file in Path(name).iterdir()), default=0) if Path(name).is_dir() else 0
+    if drafts.setdefault(("written", name), written) != written:  # trained again
+        drafts["written", name] = written
+        drafts.pop(name, None)
     if name not in drafts and holds_tables(name):
         drafts[name] = TablesSource(Tables.load(Path(name)))
     if name not in drafts:

@@ -41,6 +41,8 @@ class DFlash(HeadDrafter):
         self.attention, self.device = AttentionLayers(model), model.device
         self.reads_length = reads_length(model)
         self.head = model.get_output_embeddings() or target_model.get_output_embeddings()
+        self.dtype, of_head = model.dtype, target_model if model.get_output_embeddings() is None else model
+        self.head_dtype = of_head.dtype
         self.embed = raw_embedding(target_model.get_input_embeddings())
         # transformers' own class has none of these.
         self.chain = getattr(model, "chain", None)
@@ -96,8 +98,8 @@ class DFlash(HeadDrafter):
         noise = self.embed(torch.cat([newest, masks], 1).to(self.embed.weight.device))
         slots = torch.arange(end, device=self.device)
         outputs = self.model(
-            noise_embeds=(noise * self.block.input_embedding_scale).to(self.device),
-            context_hidden_states=self.target.hidden_states(context).to(self.device),
+            noise_embeds=(noise * self.block.input_embedding_scale).to(self.device, self.dtype),
+            context_hidden_states=self.target.hidden_states(context).to(self.device, self.dtype),
             position_ids=torch.cat([context, block], 1),
             attention_mask=self.attention.of_block(lambda kind: self.block.visible(kind, block, slots), self.model.dtype),
             past_key_values=self.cache,
@@ -105,7 +107,8 @@ class DFlash(HeadDrafter):
         self.num_forwards += 1
         self.seen = ends
         self.hidden = outputs.last_hidden_state[:, self.block.first :]
-        self.logits = self.block.scaled(self.head(self.hidden.to(self.head.weight.device))).to(self.device)
+        logits = self.head(self.hidden.to(self.head.weight.device, self.head_dtype))
+        self.logits = self.block.scaled(logits).to(self.device, self.dtype)
         self.states = self.hidden[:, :0, : self.chain.state_size if self.chain is not None else 0]
 
 

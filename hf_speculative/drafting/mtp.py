@@ -38,7 +38,7 @@ class Mtp(HeadDrafter):
     def __init__(self, heads):
         self.heads = with_folded_attention(exchanged(heads, {}))
         self.attention, self.reads_length = AttentionLayers(heads), reads_length(heads)
-        self.device = next(heads.layers.parameters()).device
+        self.device, self.dtype = next(heads.layers.parameters()).device, heads.dtype
         self.most_tokens = self.num_layers = len(heads.layers)
         self.unseen = (0,) * self.num_layers
 
@@ -54,7 +54,7 @@ class Mtp(HeadDrafter):
         self.columns = batch.padding[:, None] + self.slots.to(batch.padding.device) + 1
         is_prompt = self.attention.need_no_mask(starts, self.ends)
         self.masks = None if is_prompt else self.attention.masks(self.slots, self.cache)
-        self.states = self.target.hidden_states(self.slots).to(self.device)
+        self.states = self.target.hidden_states(self.slots).to(self.device, self.dtype)
 
     def step(self, batch: Batch, ahead: int) -> Tensor:
         if ahead == 0:
@@ -107,8 +107,9 @@ class RecursiveMtp(Mtp):
     def __init__(self, head: PreTrainedModel, target_model: PreTrainedModel):
         self.head = with_folded_attention(head)
         self.embed = raw_embedding(target_model.get_input_embeddings())
-        self.output = target_model.get_output_embeddings()
+        self.output, self.output_dtype = target_model.get_output_embeddings(), target_model.dtype
         self.attention, self.device, self.reads_length = AttentionLayers(head), head.device, reads_length(head)
+        self.dtype = head.dtype
         self.most_tokens = self.num_layers = head.config.max_draft_tokens
         self.unseen = (0,) * self.num_layers
 
@@ -117,11 +118,11 @@ class RecursiveMtp(Mtp):
         if isinstance(masks, dict):  # by the target's types of layers: it attends to everything where any of them does
             masks = masks.get("full_attention", next(iter(masks.values())))
         cache = SimpleNamespace(update=lambda keys, values, *_, **__: self.cache.update(keys, values, depth))
-        embeds = self.embed(ids.to(self.embed.weight.device)).to(self.device)
+        embeds = self.embed(ids.to(self.embed.weight.device)).to(self.device, self.dtype)
         return self.head(embeds, self.states, self.slots, attention_mask=masks, past_key_values=cache)
 
     def project(self, states: Tensor) -> Tensor:
-        return self.output(states.to(self.output.weight.device))
+        return self.output(states.to(self.output.weight.device, self.output_dtype))
 
 
 @dataclass(frozen=True)
@@ -159,22 +160,22 @@ class MtpSource(DraftSource):
 
 
 def mtp_heads(model: PreTrainedModel) -> PreTrainedModel:
-    """The MTP layers of the model's checkpoint, loaded once a model, beside its last layer.
+    """The MTP layers of the model's checkpoint, loaded once a model, beside its last layer and of its dtype.
 
     Raises:
         ValueError: the checkpoint has none, of which it is asked once.
     """
     kept = loaded_for(model)
+    layers = model.get_submodule(decoder_layers(model) or "model.layers")
+    device = next(layers[-1].parameters()).device
     if mtp_heads not in kept:
-        layers = model.get_submodule(decoder_layers(model) or "model.layers")
-        device = next(layers[-1].parameters()).device
         try:
             kept[mtp_heads] = MtpModel.from_pretrained(model, device_map={"": device}).eval()
         except (OSError, RuntimeError) as error:  # a config names them, and fine-tuning has left them out
             kept[mtp_heads] = f"`use_mtp=True`: the MTP layers of the checkpoint cannot be loaded: {error} {OTHERWISE}."
     if isinstance(found := kept[mtp_heads], str):
         raise ValueError(found)
-    return found
+    return found.to(device, model.dtype)
 
 
 class MtpHeadSource(HeadSource):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..hf_compat import without_modes
 from ..hf_compat.compiled import CompiledFunction, CompiledPackage
+from . import linears
 from .ragged_cache import Layout, in_rows
 from .traced import COLUMNS, MAX_COLUMNS, TracedPass, sizes_that_vary
 from .traced_cache import by_layer
@@ -51,8 +52,12 @@ def export(module):
     samples = module.samples
     sizes = tuple({axis: dim(*size) for axis, size in varying.items()} for varying in sizes_that_vary(*samples))
     # Symbolic sizes are not specialised to 0 and 1.
-    with torch.no_grad(), symbolic_shapes.patch(backed_size_oblivious=True):
-        return torch.export.export(module, samples[0], dynamic_shapes=(sizes,), strict=False)
+    linears.exports_ours = True
+    try:
+        with torch.no_grad(), symbolic_shapes.patch(backed_size_oblivious=True):
+            return torch.export.export(module, samples[0], dynamic_shapes=(sizes,), strict=False)
+    finally:
+        linears.exports_ours = False
 
 
 def compile_to(path: Path, module) -> None:

@@ -4,6 +4,7 @@ import os
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.forward_ad import unpack_dual
 from torch.nn import functional
 from transformers import PreTrainedModel
 
@@ -12,6 +13,10 @@ from .described import FOLDER, OFF
 
 #: bytes of a float32 weight below which a layer's own Python, 6 microseconds, takes what the kernel gains
 LEAST_BYTES = 2**19
+
+
+#: set while our own passes are exported; files that others make of a model run without our kernel
+exports_ours = False
 
 
 class KernelLinear(nn.Linear):
@@ -28,7 +33,11 @@ class KernelLinear(nn.Linear):
 def _computes(layer: nn.Linear, input: Tensor) -> bool:
     """Whether the kernel can take the place of `functional.linear`, and gains something."""
     weight, bias = layer.weight, layer.bias
+    if torch.jit.is_tracing() or (torch.compiler.is_exporting() and not exports_ours):
+        return False
     if not torch.compiler.is_compiling():
+        if unpack_dual(input).tangent is not None:  # of derivatives in forward mode
+            return False
         # A tensor of another library computes in its own way.
         if type(input) is not Tensor or type(weight) is not nn.Parameter:
             return False

@@ -13,6 +13,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -36,6 +37,7 @@ constexpr bool HAS_BF16 = false;
 #endif
 constexpr int64_t BLOCK = 24;                // outputs that stay in a cache for all rows
 constexpr int64_t FEWEST_PRODUCTS = 1 << 15; // of a thread
+constexpr int64_t MOST_KEPT = 1 << 24;       // numbers that a thread keeps for its next call: 64 MiB
 constexpr int64_t FIRST = 48;                // a row's keys are read from a multiple of it on: of BLOCK and LANES
 
 // Added to a number in 0 to 1 and taken away, it leaves a multiple of 2^-35: sums of 2^17 such are exact, in any order.
@@ -339,9 +341,12 @@ void attend(
   static constexpr auto MIXES = mixes<T>(std::make_integer_sequence<int, ROWS>{});
   const int64_t num_heads = key.size(1), num = query.size(0) * num_heads, M = query.size(2), K = query.size(3);
   const int64_t S = key.size(2), width = value.size(3), padded = (S + LANES - 1) / LANES * LANES;
-  static thread_local std::vector<float> queries, scores; // of this thread, also where others read and write them
-  queries.resize(num * M * K), scores.resize(num * M * padded);
-  float *rows = queries.data(), *weights = scores.data();
+  static thread_local std::vector<float> kept; // of this thread, also where others read and write it
+  std::unique_ptr<float[]> large;
+  const int64_t size = num * M * (K + padded);
+  if (size > MOST_KEPT) large.reset(new float[size]);
+  else if (size > int64_t(kept.size())) kept.resize(size);
+  float *rows = large ? large.get() : kept.data(), *weights = rows + num * M * K;
   const T* given = data_of<T>(query);
   for (int64_t i = 0; i < num * M * K; i++) rows[i] = scale * to_float(given[i]);
   const auto step = [](const Tensor& tensor, int dim) { return tensor.size(dim) > 1 ? tensor.stride(dim) : 0; };

@@ -7,17 +7,20 @@ takes as long for one row, 1.2 times for five and 1.6 for nine; torch's own prod
 import functools
 import hashlib
 import logging
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 from filelock import FileLock
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from .described import folder, processor
 
@@ -89,6 +92,8 @@ def _load() -> str | None:
         return _failed(note, str(error))
     torch.library.register_fake("hf_speculative::linear")(_shape)
     torch.library.register_fake("hf_speculative::attention")(_shape_of_attention)
+    register_flop_formula(torch.ops.hf_speculative.linear)(_flops)
+    register_flop_formula(torch.ops.hf_speculative.attention)(_flops_of_attention)
     return None
 
 
@@ -114,6 +119,14 @@ def _build(path: Path) -> None:
 
 def _shape(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return input.new_empty(*input.shape[:-1], weight.shape[0])
+
+
+def _flops(input: Sequence[int], weight: Sequence[int], *_, **__) -> int:
+    return 2 * math.prod(input) * weight[0]
+
+
+def _flops_of_attention(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_, **__) -> int:
+    return 2 * math.prod(query[:3]) * key[2] * (query[3] + value[3])
 
 
 def _shape_of_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:

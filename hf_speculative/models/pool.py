@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 from .cached_model import device_of
 from .exported import BoundPass, PassOfPieces
-from .linears import num_by_kernel
 from .ragged_cache import RaggedCache
 
 
@@ -91,20 +90,21 @@ def release(model: PreTrainedModel | None) -> None:
 def _state(model: PreTrainedModel) -> tuple:
     """The state of a model that compiled passes and caches assume.
 
-    Addresses of weights, what multiplies by them, the config (windows, attention), hooks, and modes. Memory of one mode does
-    not serve another: autocast caches other dtypes, and inference tensors stay in inference mode.
+    Weights, modules and what is set on them, the config (windows, attention), hooks, and modes. Memory of one mode does not
+    serve another: autocast caches other dtypes, and inference tensors stay in inference mode.
     """
     modules = list(model.modules())
-    weights = tuple(tensor.data_ptr() for tensor in own_tensors(modules))
+    weights = tuple((tensor.data_ptr(), tensor.stride()) for tensor in own_tensors(modules))
+    # Of what is set, no whole numbers, in which modules may count.
+    kinds = tuple(map(type, modules)), tuple(x for one in modules for x in vars(one).values() if type(x) in (bool, float, str))
     # By the ids of their handles, which torch gives once.
     hooks = tuple(tuple(part) for one in modules for part in (one._forward_pre_hooks, one._forward_hooks) if part)
     forwards = tuple(id(one.forward) for one in modules if "forward" in vars(one))  # wrapped by autocast, say
     device = device_of(model).type
     autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-    training = tuple(module.training for module in modules)  # a twin and a captured pass keep theirs
-    modes = autocast, torch.is_inference_mode_enabled(), training
+    modes = autocast, torch.is_inference_mode_enabled()
     settings = repr(vars(model.config.get_text_config(decoder=True)))
-    return weights, num_by_kernel(model), model.dtype, model.device, settings, hooks, forwards, modes
+    return weights, kinds, model.dtype, model.device, settings, hooks, forwards, modes
 
 
 def own_tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:

@@ -26,6 +26,12 @@ from .verified_types import has_tested_modules, is_tested_multimodal, is_tested_
 
 #: errors of models that do not run through a cache of ours
 DOES_NOT_RUN = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
+
+
+class NoNumbers(ArithmeticError):
+    """Logits of plain steps are nan. It says nothing about the model once its weights are better."""
+
+
 #: the longest window that is tried with a text longer than it
 LONGEST_WINDOW = 1024
 #: columns and rows of a prompt of ids on which the universal path is tried
@@ -93,12 +99,25 @@ def ragged_deviation(model: PreTrainedModel) -> float:
 
 
 def once(model: PreTrainedModel, what: Hashable, trial: Callable[[], Found]) -> Found:
-    """What `trial` finds, without gradients and dropout; it is run once for each model object."""
+    """What `trial` finds, without gradients and dropout; it is run once for each model object.
+
+    Raises:
+        ValueError: the model's logits are no numbers.
+    """
     known = _found.setdefault(model, {})
     if what not in known:
-        with without_dropout(model), torch.no_grad():
-            known[what] = trial()
+        try:
+            with without_dropout(model), torch.no_grad():
+                known[what] = trial()
+        except NoNumbers:
+            way_out = "load or train it anew, or pass `draft_model=None` for plain decoding"
+            raise ValueError(f"logits of {type(model).__name__} are no numbers (nan): {way_out}.") from None
     return known[what]
+
+
+def forget(model: PreTrainedModel) -> None:
+    """Drop what was found, of weights and modules that may have changed."""
+    _found.pop(model, None)
 
 
 def universal_deviation(
@@ -184,6 +203,8 @@ def _deviation_from_steps(
         extend(batch, kept[:, i : i + 1])
         steps.append(stepped.logits(batch, ahead=0, num_last=1))
     plain = torch.cat(steps, 1)
+    if plain.isnan().any():
+        raise NoNumbers
     cached, batch = make_cached(), _prompts(inputs)
     cached.logits(batch, ahead=0, num_last=1)
     extend(batch, kept[:, :1])

@@ -316,7 +316,7 @@ class Coupled(ProcessedSampler):
 
 
 def most_coupled_rows(vocab_size: int) -> int:
-    """Rows of a `Coupled` call whose noise of `STEPS_KEPT` steps is kept. More are drawn again and again, as rows come and go."""
+    """Rows of a `Coupled` call whose noise of `STEPS_KEPT` steps is kept. Noise of more is drawn again for each that starts."""
     return max(1, MOST_NOISE // (STEPS_KEPT * vocab_size))
 
 

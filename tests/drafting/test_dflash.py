@@ -18,6 +18,8 @@ from tests.support.plain import plain as plain_tokens, reproduces_plain, same_as
 class Target:
     """As much of a target as a head reads: embeddings, head, and the states of the fixture's text."""
 
+    dtype = torch.float32
+
     def __init__(self, expected):
         parts = (expected[f"target_{name}.weight"] for name in ("embed_tokens", "lm_head"))
         self.embed, self.head = (nn.Linear(*weight.shape[::-1], bias=False) for weight in parts)

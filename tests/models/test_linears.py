@@ -7,6 +7,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import hf_speculative as hs
 from hf_speculative.models import linears, native, pool
@@ -95,6 +96,12 @@ def _merge_lora(model):
     adapted.merge_and_unload()
 
 
+def _transpose(weight):
+    weight.data = weight.data.t()
+
+
+#: of which passes are made anew
+MADE_ANEW = {"to", "transposed", "transposed in place", "another activation", "another scale"}
 CHANGES = {
     "in place": lambda m: m.lm_head.weight.data.mul_(-1),
     "embedding": lambda m: m.model.embed_tokens.weight.data.mul_(-1),
@@ -103,6 +110,9 @@ CHANGES = {
     "another memory": lambda m: setattr(m.lm_head.weight, "data", -m.lm_head.weight.detach()),
     "transposed": lambda m: setattr(m.lm_head.weight, "data", -m.lm_head.weight.detach().t().contiguous().t()),
     "LoRA": _merge_lora,
+    "transposed in place": lambda m: [_transpose(layer.self_attn.q_proj.weight) for layer in m.model.layers],
+    "another activation": lambda m: [setattr(layer.mlp, "act_fn", nn.ReLU().eval()) for layer in m.model.layers],
+    "another scale": lambda m: [setattr(layer.self_attn, "scaling", 3.0) for layer in m.model.layers],
     "to": lambda m: m.to(torch.float64),
     "apply": lambda m: m.apply(lambda module: [p.data.mul_(-1) for p in module.parameters(recurse=False)]),
 }
@@ -121,7 +131,7 @@ def test_weights_that_change(change, passes, model, plain):
         torch.testing.assert_close(model(ids).logits, plain(ids).logits)
     found = generate(model, 2)
     assert found == generate(plain, 2) and (found != before or change == "to")
-    assert passes.num_made <= 1 + (change in ("to", "transposed"))
+    assert passes.num_made <= 1 + (change in MADE_ANEW)
     assert have_equal_weights(hs.detach(model), plain.state_dict())
 
 
@@ -156,6 +166,35 @@ def test_training_is_torchs_own(plain, model, products_made):
         assert torch.equal(model.get_parameter(name).grad, weight.grad)
     generate(model)
     assert products_made
+
+
+def test_derivatives_in_forward_mode_are_torchs_own(plain, model, products_made):
+    hs.attach(model, draft_model="suffix")
+    states = torch.randn(2, 3, model.config.hidden_size)
+    found, expected = (
+        torch.func.jvp(one.requires_grad_(False).lm_head, (states,), (torch.ones_like(states),))[1] for one in (model, plain)
+    )
+    assert torch.equal(found, expected) and not products_made
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_files_that_others_make_run_without_the_kernel(model, products_made):
+    hs.attach(model, draft_model="suffix")
+    layer, states = model.model.layers[0].mlp.requires_grad_(False), torch.randn(2, 3, model.config.hidden_size)
+    with torch.no_grad():
+        assert "ops.hf_speculative" not in torch.export.export(layer, (states,)).graph_module.code
+        assert "hf_speculative::" not in str(torch.jit.trace(layer, states).inlined_graph)
+        torch.testing.assert_close(layer(states), torch.jit.trace(layer, states)(states))
+    assert products_made
+
+
+def test_operations_are_counted(plain, model):
+    counts = []
+    for one in (plain, hs.attach(model, draft_model="suffix")):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            one(**tiny.prompts(2))
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
 
 
 def test_a_call_may_leave_products_to_torch(model, products_made):

@@ -2,6 +2,7 @@
 
 import time
 
+import psutil
 import pytest
 import torch
 from torch.nn import functional
@@ -197,3 +198,12 @@ class TestWithoutTheKernel:
         (tmp_path / "file").write_text("")
         monkeypatch.setenv(FOLDER, str(tmp_path / "file" / "below"))
         assert "cannot be built" in native._load()
+
+
+@has_kernel
+def test_attention_to_many_slots_keeps_no_memory():
+    query, key, value = drawn(torch.float32, 1, 2, WIDE, 100_000, 64, 64)
+    query = torch.randn(1, 8, WIDE, 64)
+    before = psutil.Process().memory_info().rss
+    native.attention(query[:, :2], key, value, None, 0.1)
+    assert psutil.Process().memory_info().rss - before < 5e7  # scores take twice that

@@ -8,8 +8,9 @@ import torch
 from accelerate import cpu_offload, disk_offload
 
 import hf_speculative as hs
+from hf_speculative.heads import load_head
 from tests.architectures.check import build, prompts
-from tests.support import tiny
+from tests.support import heads, tied, tiny
 from tests.support.cases import slow_but
 from tests.support.placement import quantised, torchao_or_skip
 from tests.support.plain import agrees
@@ -107,6 +108,25 @@ def test_a_draft_of_another_dtype(kind):
     model, inputs = kind
     draft = copy.deepcopy(model).to(torch.bfloat16)
     assert agrees(model, inputs | NEW, draft_model=draft).draft_acceptance_rate > 0.3
+
+
+@pytest.mark.parametrize("kind", ["dflash", "mtp head", "mtp"])
+def test_a_head_whose_target_changes_its_dtype(kind, tmp_path):
+    """Heads keep theirs; the layers of the target's own checkpoint go with it."""
+    if kind == "dflash":
+        model, draft = tied.with_dflash(4)
+    elif kind == "mtp":
+        model, draft = tied.with_mtp(tmp_path), True
+    else:
+        model = tiny.build("llama")
+        draft = load_head(heads.write_mtp(tmp_path / "head", model))
+    given = {"use_mtp": True} if kind == "mtp" else {"draft_model": draft}
+    for dtype in (torch.float32, torch.bfloat16, torch.float32):
+        model.to(dtype)
+        with hs.record() as stats:
+            found = hs.generate(model, **tiny.prompts(2), **NEW, **given, num_draft_tokens=2)
+        assert stats.num_draft_tokens
+    assert found.tolist() == model.generate(**tiny.prompts(2), **NEW).tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

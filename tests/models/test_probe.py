@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, BartConfig, BartForConditionalGeneration
 
+import hf_speculative as hs
 from hf_speculative import models
 from hf_speculative.hf_compat import CACHE
 from hf_speculative.models import choose, probe, sharding as ranks, verified_types
@@ -84,3 +85,39 @@ def test_encoders_whose_weights_are_elsewhere_are_not_the_same():
     config = BartConfig(vocab_size=61, d_model=8, **layers)
     one, other = (BartForConditionalGeneration(config).to("meta") for _ in range(2))
     assert not models.inputs._share_encoder(one, other) and models.inputs._share_encoder(one, one)
+
+
+def test_what_no_numbers_tell_is_not_kept():
+    """Of a model whose weights are nan for a time, with a module that no test covers."""
+
+    class Own(torch.nn.Linear):
+        pass
+
+    model = tiny.llama()
+    model.model.layers[0].mlp.up_proj.__class__ = Own
+    weight = model.lm_head.weight.detach().clone()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+        with pytest.raises(ValueError, match="no numbers"):
+            hs.generate(model, **tiny.prompts(1), max_new_tokens=4, draft_model="suffix")
+        model.lm_head.weight.copy_(weight)
+    same_as_plain(model, tiny.prompts(2), draft_model=tiny.noisy_copy(model))
+
+
+def test_detached_models_are_tried_again():
+    """What was found is of modules that may be others now."""
+
+    class Own(torch.nn.Linear):
+        scales = False
+
+        def forward(self, input):
+            return super().forward(input * input.abs().max() if self.scales else input)
+
+    model = tiny.llama()
+    for layer in model.model.layers:
+        layer.mlp.up_proj.__class__ = Own
+    same_as_plain(model, tiny.prompts(2), draft_model="suffix")
+    Own.scales = True
+    hs.detach(model)
+    with pytest.raises(ValueError, match="quantise their inputs"):
+        hs.generate(model, **tiny.prompts(1), max_new_tokens=4, draft_model="suffix")
