@@ -2,8 +2,6 @@
 
 import copy
 import itertools
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from hf_speculative.drafting import StringMatch, TokenIntersection, mtp
 from hf_speculative.models import EarlyExitModel, RaggedModel, native
 from hf_speculative.models.described import FOLDER
 from hf_speculative.models.linears import num_by_kernel
-from hf_speculative.sampling import samplers
 from hf_speculative.types import Batch
 from tests.architectures.check import build
 from tests.support import distributions, rounds, tied, tiny, tongues
@@ -205,40 +202,6 @@ def test_reproducible_sampling_equals_plain_on_each_window(target, draft, batch_
     set_seed(3)
     found = refilled(target, batch_size=batch_size, window=8, draft_model=draft, reproducible=True, **kwargs)
     assert found == rows and torch.rand(1) == after
-
-
-def test_what_is_drawn_between_results_is_not_drawn_again(target, draft):
-    """Drafts look further ahead than the text goes, which the generator forgets: not if others have drawn since."""
-    torch.manual_seed(0)
-    settings = {"do_sample": True, "max_new_tokens": 30, "eos_token_id": [*range(1, tiny.VOCAB, 4)], "reproducible": True}
-    between: set[float] = set()
-    for _ in hs.generate_batches(target, PROMPTS[:3], batch_size=3, draft_model=draft, num_draft_tokens=6, **settings):
-        between |= {*torch.rand(200, dtype=torch.float64).tolist()}
-    assert not between & {*torch.rand(20_000, dtype=torch.float64).tolist()}
-
-
-@pytest.mark.parametrize("reproducible", [True, False])
-def test_noise_is_drawn_for_few_prompts_at_a_time(target, draft, monkeypatch, reproducible):
-    """Each step's noise is of all rows of a window: more than are kept are drawn again for each row that starts."""
-    monkeypatch.setattr(samplers, "MOST_NOISE", 4 * tiny.VOCAB * samplers.STEPS_KEPT)
-    drawn, draw = [], samplers.Coupled._draw
-    monkeypatch.setattr(samplers.Coupled, "_draw", lambda self, generator: drawn.append(self.shape[0]) or draw(self, generator))
-    settings = {"do_sample": True, "max_new_tokens": 30, "reproducible": reproducible, "num_draft_tokens": 3}
-    rows = refilled(target, PROMPTS * 3, draft_model=draft, **settings)
-    assert {*drawn} == ({4, 3} if reproducible else set())  # of 39 prompts, 3 at a time
-    assert sum(drawn) <= 4 * sum(map(len, rows))
-
-
-def test_iterators_may_be_open_at_the_end_of_a_program():
-    """Generators are closed when modules are taken apart already."""
-    settings = "max_new_tokens=40, pad_token_id=0, draft_model='ngram'"
-    calls = f"batches = hs.generate_batches(model, [[5, 6]], {settings})\nnext(batches)\n"
-    calls += f"rounds = generate_rounds(model, input_ids=torch.tensor([[5, 6]]), {settings})\nnext(rounds)"
-    imports = "import torch, hf_speculative as hs\nfrom hf_speculative.generation import generate_rounds"
-    ended = subprocess.run(
-        [sys.executable, "-c", f"{imports}\nmodel, *_ = hs.embedded_pair()\n{calls}"], capture_output=True, text=True
-    )
-    assert ended.returncode == 0 and "Traceback" not in ended.stderr
 
 
 def test_what_is_attached_holds_without_a_draft(draft, monkeypatch):

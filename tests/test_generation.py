@@ -344,3 +344,15 @@ def test_a_folder_that_is_written_again_is_loaded_again(target, tmp_path):
         kept.append(stats.draft_acceptance_rate)
     hs.detach(target)
     assert kept[0] < kept[1] == 1
+
+
+def test_iterators_may_be_open_at_the_end_of_a_program():
+    """Generators are closed when modules are taken apart already."""
+    settings = "max_new_tokens=40, pad_token_id=0, draft_model='ngram'"
+    calls = f"batches = hs.generate_batches(model, [[5, 6]], {settings})\nnext(batches)\n"
+    calls += f"rounds = generate_rounds(model, input_ids=torch.tensor([[5, 6]]), {settings})\nnext(rounds)"
+    imports = "import torch, hf_speculative as hs\nfrom hf_speculative.generation import generate_rounds"
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{imports}\nmodel, *_ = hs.embedded_pair()\n{calls}"], capture_output=True, text=True
+    )
+    assert ended.returncode == 0 and "Traceback" not in ended.stderr

@@ -196,7 +196,7 @@ def with_grammar(
         raise ValueError(f"`grammar` lists {len(value)} grammars for {len(ids)} prompts: give one, or one each.")
     eos = _end_tokens(model, kwargs, tokenizer)
     different = {id(one): one for one in values}  # what is there for several prompts is compiled once
-    found = {key: compiled(_read(one), tokenizer, num_logits(model), eos) for key, one in different.items()}
+    found = {key: compiled(read(one), tokenizer, num_logits(model), eos) for key, one in different.items()}
     processor = GrammarProcessor([found[id(one)] for one in values])
     return kwargs | {"logits_processor": [*(kwargs.get("logits_processor") or []), processor]}
 
@@ -210,8 +210,14 @@ def _end_tokens(model: PreTrainedModel, kwargs: dict[str, Any], tokenizer: PreTr
     return ids_of(eos)
 
 
-def _read(value: Any) -> Any:
-    """What a file holds, if it is one."""
+def read(value: Any) -> Any:
+    """What a file holds, if it is one; of a list, of each.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    if isinstance(value, (list, tuple)):
+        return [*map(read, value)]
     if not isinstance(value, os.PathLike) and not (isinstance(value, str) and value.endswith(SUFFIXES)):
         return value
     try:

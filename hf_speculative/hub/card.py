@@ -14,6 +14,7 @@ from ..call.option_table import IN_CALL
 from ..measuring import Evaluation, Setting, Totals
 from ..measuring.render import result_table, wording
 from ..measuring.results import FEWEST_TOKENS
+from ..measuring.speedup import INTERVAL
 from ..reports import files
 from .pairing import FILE_NAME, is_hub_name
 from .readme import edit, escaped, render, with_tags
@@ -164,7 +165,8 @@ def card(
         short = _short(draft_name)
         title = f"{title} with the draft {short}" if repo is not None else f"{short}, a draft for {title}"
     best = max(figures, key=speedup_of).setting
-    code = usage(target_name, bool(header.get("is_chat")), draft_name, repo, best if draft_name is None else None)
+    write = usage_of_seq2seq if header.get("is_encoder_decoder") else usage
+    code = write(target_name, bool(header.get("is_chat")), draft_name, repo, best if draft_name is None else None)
     body = render("hub/card.md", target=target_name, draft=draft_name, usage=code, **shown(found, draft))
 
     def metadata(existing: dict[str, Any]) -> dict[str, Any]:
@@ -246,8 +248,8 @@ def _conditions(use_case: str, evaluation: Evaluation, setting: Setting, draft_n
     }
 
 
-#: what examples continue, and what they ask a model with a chat template
-PROMPT, QUESTION = "def main():", "What is a hash table?"
+#: what examples continue, ask a model with a chat template, and give an encoder
+PROMPT, QUESTION, TEXT = "def main():", "What is a hash table?", "translate English to German: Hello."
 
 
 def usage(target: str, is_chat: bool, draft: str | None = None, repo: str | None = None, best: Setting | None = None) -> str:
@@ -263,6 +265,19 @@ pipe = transformers.pipeline('text-generation', model={model})
 {attached}print(pipe({said}, max_new_tokens=64{options})[0]{found})"""
 
 
+def usage_of_seq2seq(target: str, is_chat: bool, draft: str | None, repo: str | None, best: Setting | None) -> str:
+    """The same for an encoder-decoder, which has no pipeline."""
+    loaded = f"transformers.AutoModelForSeq2SeqLM.from_pretrained({target!r})"
+    model = loaded if repo is None else f"hf_speculative.from_pretrained({repo!r})"
+    named = "" if draft is None else f", draft_model={draft!r}"
+    attached = f"hf_speculative.attach(model{named})\n" if repo is None else ""
+    options = "" if best is None else _keywords(best.shown_options)
+    return f"""import hf_speculative, transformers
+model, tokenizer = {model}, transformers.AutoTokenizer.from_pretrained({repo or target!r})
+{attached}ids = model.generate(**tokenizer({TEXT!r}, return_tensors='pt'), max_new_tokens=64{options})
+print(tokenizer.decode(ids[0], skip_special_tokens=True))"""
+
+
 def _keywords(options: Mapping[str, Any]) -> str:
     """Options as keywords of `generate`, after a comma; what is no keyword goes into a config."""
     own = "".join(f", {name}={value!r}" for name, value in options.items() if name in IN_CALL)
@@ -276,7 +291,9 @@ def shown(found: Mapping[str, Evaluation], draft: str | None) -> dict[str, Any]:
     Args:
         draft: as the evaluations call it.
     """
+    intervals = dict.fromkeys(one.spread_name == INTERVAL for one in found.values())
     return {
+        "spreads": " or ".join("its 95 % interval" if is_interval else "the quartiles of repeats" for is_interval in intervals),
         "sections": [_with_draft(section, draft) for section in result_table.sections(found)],
         "measured": [(name, data_set_name(one), wording.about(one)) for name, one in found.items()],
         "commands": list(dict.fromkeys(without_folders(one.environment["command"]) for one in found.values())),
@@ -284,10 +301,21 @@ def shown(found: Mapping[str, Evaluation], draft: str | None) -> dict[str, Any]:
 
 
 def _with_draft(section: result_table.Section, draft: str | None) -> result_table.Section:
-    """Without rivals, and without other drafts."""
+    """Without rivals, without other drafts, and without the folder of this machine that the draft is in."""
+
+    def named(setting: Setting) -> Setting:
+        if draft is None or setting.draft != draft or not Path(draft).is_absolute():
+            return setting
+        own = {"draft_model": setting.options["draft_model"].replace(draft, Path(draft).name)}
+        return Setting(temperature=setting.temperature, **{**setting.options, **own})
+
     settings = ((totals, totals.setting) for totals in section.totals)
     kept = [totals for totals, setting in settings if setting.rival is None and setting.draft in (None, draft)]
-    return replace(section, totals=kept)
+    advice = section.recommendation
+    if advice is not None:
+        chosen, second = (one and named(one) for one in (advice.setting, advice.runner_up))
+        advice = replace(advice, setting=chosen, best=named(advice.best), runner_up=second)
+    return replace(section, totals=[replace(one, setting=named(one.setting)) for one in kept], recommendation=advice)
 
 
 def without_folders(command: str) -> str:
@@ -300,4 +328,4 @@ def without_folders(command: str) -> str:
         words = shlex.split(command)
     except ValueError as error:
         raise ValueError(f"the results name a command that is none ({error}): {command!r}.") from error
-    return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in words)
+    return shlex.join(re.sub(r"^(--[\w-]+=)?(/.*)$", lambda found: (found[1] or "") + Path(found[2]).name, w) for w in words)

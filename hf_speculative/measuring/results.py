@@ -2,13 +2,14 @@
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from ..call.statistics import RATES, Statistics, without_nan
+from ..call.statistics import RATES, RowStatistics, Statistics, without_nan
 from .journal import BadRow, Call, Difference, Failure, Journal, Row
 from .settings import Setting
 from .speedup import INTERVAL, QUARTILES, Recommendation, Speedup, Work, interval, quartiles
@@ -32,7 +33,7 @@ class Totals:
             alone.
         num_compared: texts that were decoded both ways and should be equal.
         speedup: over plain decoding, batch by batch; `None` for plain decoding, and before anything was measured.
-        statistics: counts over all prompts, and times by stage; `None` for plain decoding.
+        statistics: counts over all prompts, and times by stage, with a row for each prompt; `None` for plain decoding.
         scores: task scores by name.
         decoding: the speedup of decoding alone, without the time to the first tokens.
         first_seconds: the time to the first tokens, the median over calls.
@@ -196,11 +197,14 @@ class Evaluation:
         rivals = [s for s in self.settings if s.rival and setting.is_ours and s.temperature == setting.temperature]
         over = {rival.label: self._speedup(setting, rival) for rival in rivals}
         is_too_short, identical = self.is_too_short(setting), self.identical(setting)
-        counts = Statistics()
+        counts, of_prompts = Statistics(), defaultdict[int, RowStatistics](RowStatistics)
         for call in calls.values():
             if call.statistics is not None:
-                counts += call.statistics
-                counts.rows += [row.statistics for row in call.rows if row.statistics is not None]
+                counts += replace(call.statistics, rows=[])
+                for row in call.rows:
+                    if row.statistics is not None:
+                        of_prompts[row.index] += row.statistics
+        counts.rows = [*of_prompts.values()]
         speeds = [call.num_new_tokens / call.seconds for call in calls.values() if call.seconds > 0]
         return Totals(
             setting=setting,

@@ -18,6 +18,7 @@ from ..call.option_table import DRAFTING, ROWS, SOURCES
 from ..call.option_types import WholeNumber
 from ..call.prompts import settings_of_rows
 from ..distillation.learner import frozen
+from ..grammar.processor import read as read_grammar
 from ..reports import files
 from ..tokenizers.chat import chat_keywords, speaks_chat
 from ..tokenizers.loading import tokenizer_of
@@ -158,6 +159,10 @@ def evaluate(
     ignored = [name for name in OF_SAMPLING if generate_kwargs.get(name) is not None]
     if ignored and not any(setting.temperature for setting in settings):
         raise ValueError(f"`{ignored[0]}={generate_kwargs[ignored[0]]!r}` has no effect on greedy decoding: add a temperature.")
+    if (
+        grammar := generate_kwargs.get("grammar")
+    ) is not None:  # the file may change, and results are continued by what it says
+        generate_kwargs["grammar"] = read_grammar(grammar)
     kwargs = chat_keywords(model, tokenizer, raw) | generate_kwargs | {"max_new_tokens": max_new_tokens}
     kwargs = settings_of_rows(model, tokenizer, kwargs)
     decoder = Decoder(model, tokenizer, drafts, kwargs, seed, others, forgets=repeats > 1)
@@ -179,6 +184,7 @@ def evaluate(
         "categories": categories_of(rows, category, prompts),
         "prompts": prompts.digest,
         "is_chat": speaks_chat(tokenizer) and not raw,
+        "is_encoder_decoder": model.config.is_encoder_decoder,
     }
     plan = Plan(header, settings, None if results is None else Path(results))
     with plan.locked(processes), frozen((attached_to(model)[1] or SpeculativeConfig()).learn):

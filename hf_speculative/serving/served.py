@@ -28,6 +28,8 @@ CHARACTERS_PER_TOKEN = 32
 PROMPTS = {"prompt", "messages", "input", "instructions"}
 #: fields that are keywords of `generate`
 GENERATION = {"do_sample", "top_p", "top_k", "min_p", "repetition_penalty"}
+#: values of settings of sampling that change nothing
+NEUTRAL = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0)}
 #: tokens of a prompt that are read with its answer: enough for a character
 NUM_BEFORE = 8
 #: tokens of a tag that begins a thought, with spaces after it
@@ -89,6 +91,13 @@ class Served:
         if wanted and self.max_tokens and wanted > self.max_tokens:
             raise BadRequest(f"`max_tokens={wanted}`: this server gives at most {self.max_tokens}.", "max_tokens")
 
+    def _check_sampling(self, body: Sampling) -> None:
+        is_greedy = not (getattr(body, "do_sample", None) or setting_of(self.model, {}, "do_sample"))
+        if body.temperature is None and is_greedy:
+            for name, neutral in NEUTRAL.items():
+                if getattr(body, name) not in neutral:
+                    raise BadRequest(f"`{name}` has no effect on this model's default, greedy: give a `temperature`.", name)
+
     def prompts(self, body: Sampling | Tokenize) -> list[Prompt]:
         """The prompts of a request, as ids."""
         if isinstance(body, Completion):
@@ -122,6 +131,7 @@ class Served:
             ValueError, TypeError: what the model or `generate` refuses.
         """
         self.check(body)
+        self._check_sampling(body)
         prompts, grammar = self.prompts(body), self._grammar(body)
         replies: list[Reply] = []
         for prompt in prompts:
@@ -222,6 +232,8 @@ class Served:
         return settings
 
     def _prompt_logprobs(self, ids: list[int], num_top: int):
+        if self.model.config.is_encoder_decoder:
+            raise BadRequest("`echo` with `logprobs`: an encoder reads the prompt and has none: leave one out.", "logprobs")
         if len(ids) > self.max_length:
             raise BadRequest(f"the prompt has {len(ids)} tokens, more than the {self.max_length} that fit: shorten it.")
         if unknown := [i for i in ids if i >= num_logits(self.model)]:

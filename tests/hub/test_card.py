@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import shlex
+import string
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -18,6 +19,9 @@ from hf_speculative.hub import card as card_module
 from hf_speculative.hub.card import choose_draft, data_set_name
 from hf_speculative.hub.pairing import FILE_NAME
 from hf_speculative.reports.pages import visible
+from tests.architectures.check import build
+from tests.hub.conftest import PROMPTS, by_counts
+from tests.support import tongues
 
 
 def table(text, heading):
@@ -27,7 +31,8 @@ def table(text, heading):
 
 
 def test_what_was_measured_by_use_case_and_temperature(code, chat, monkeypatch):
-    monkeypatch.setitem(code.environment, "command", "hf-speculative eval --dataset /home/me/x.jsonl --stop 'a b'")
+    command = "hf-speculative eval --dataset /home/me/x.jsonl --stop 'a b' --results=/home/me/out.jsonl"
+    monkeypatch.setitem(code.environment, "command", command)
     text = hs.card({"code": code, "chat": chat})
     titles = ["code, Greedy decoding", "code, Sampling at T=0.8", "chat, Greedy decoding"]
     assert re.findall("^### (.*)", text, re.M)[1:-1] == titles
@@ -40,7 +45,7 @@ def test_what_was_measured_by_use_case_and_temperature(code, chat, monkeypatch):
     for fact in (code.environment["device"], "torch ", "float32", "up to 8 new tokens"):
         assert fact in text
     assert str(code.recommendation(0.0)) in text and "/home/me" not in text
-    assert "hf-speculative eval --dataset x.jsonl --stop 'a b'\n" in text
+    assert "hf-speculative eval --dataset x.jsonl --stop 'a b' --results=out.jsonl\n" in text
 
 
 @pytest.mark.parametrize("is_pair", [False, True], ids=["two models", "a folder that names its draft"])
@@ -57,6 +62,36 @@ def test_the_lines_run(code, pair, tmp_path, capsys, is_pair):
         exec(lines, {})
     printed = capsys.readouterr().out.replace(" ", "").strip()  # this tokenizer decodes letters apart
     assert stats.num_calls == 1 and printed.startswith("defmain():") and len(printed) > 20
+
+
+def test_the_lines_of_an_encoder_decoder_run(code, tmp_path, capsys, monkeypatch):
+    """A pipeline would load the decoder of BART alone."""
+    model, tokenizer = build("seq2seq", "bart"), tongues.characters(string.ascii_lowercase + " ")
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path)
+    monkeypatch.setitem(code.header, "is_encoder_decoder", True)
+    text = hs.card(code, target_name=str(tmp_path), draft_name=str(tmp_path))
+    names: dict = {}
+    with hs.record() as stats:
+        exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], names)
+    assert isinstance(names["model"], type(model)) and stats.num_draft_forwards and capsys.readouterr().out
+
+
+def test_what_the_spread_of_repeats_is(code, monkeypatch):
+    assert "with its 95 % interval." in hs.card(code)
+    monkeypatch.setitem(code.header, "repeats", 3)
+    assert "with the quartiles of repeats." in hs.card(code)
+
+
+def test_a_draft_in_a_folder_has_the_name_of_the_folder(pair, tmp_path):
+    target, draft, tokenizer = pair
+    drafts, path = {"/home/me/drafts/small": draft}, tmp_path / "results.jsonl"
+    hs.evaluate(
+        target, drafts, [*PROMPTS], tokenizer=tokenizer, num_draft_tokens=[2, 4], results=path, progress=False, max_new_tokens=8
+    )
+    by_counts(path)
+    text = hs.card(path, draft_name="org/small")
+    assert "/home/me" not in text and "| small, 4 tokens |" in text and '"small, ' in text
 
 
 @pytest.mark.parametrize("is_pair", [True, False])

@@ -167,3 +167,14 @@ def test_other_settings_of_what_is_attached_are_another_evaluation(model, small,
             hs.evaluate(target, dataset=TEXTS[:2], **options)
     with pytest.raises(ValueError, match=r"another evaluation, whose generate\.rule is 'token' and not 'block': name"):
         hs.evaluate(target, dataset=TEXTS[:2], **options)
+
+
+def test_another_text_of_a_grammars_file_is_another_evaluation(model, small, tokenizer, tmp_path):
+    grammar = tmp_path / "form.json"
+    options = OPTIONS | {"results": tmp_path / "out.jsonl", "tokenizer": tokenizer, "grammar": str(grammar)}
+    for word in ("a", "a", "b"):
+        grammar.write_text(json.dumps({"enum": [word]}))
+        if word == "a":
+            hs.evaluate(model, small, TEXTS[:1], **options)
+    with pytest.raises(ValueError, match=r"another evaluation, whose generate\.grammar is"):
+        hs.evaluate(model, small, TEXTS[:1], **options)

@@ -42,6 +42,15 @@ def test_totals_are_sums_and_texts_are_plain_decodings(evaluate, model, tokenize
     json.dumps(evaluation.to_dict(), allow_nan=False)
 
 
+def test_a_prompt_is_one_observation_before_a_file_is_read_and_after(evaluate, tmp_path):
+    """Of the error of a mean over prompts, however often each was decoded."""
+    evaluation = evaluate(num_draft_tokens=(2,), repeats=3, results=tmp_path / "out.jsonl")
+    (setting,) = evaluation.settings[1:]
+    for one in (evaluation, hs.Evaluation.load(tmp_path / "out.jsonl")):
+        rows = one.totals(setting).statistics.rows
+        assert len(rows) == len(TEXTS) and sum(row.num_rounds for row in rows) == one.totals(setting).statistics.num_rounds
+
+
 def test_which_tokens_were_drafted_and_with_what_chance(evaluate):
     evaluation = evaluate(temperatures=(0.0, 1.0))
     for setting in evaluation.settings:

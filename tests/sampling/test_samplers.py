@@ -6,9 +6,12 @@ from transformers import set_seed
 
 import hf_speculative as hs
 from hf_speculative.call.configuration import as_keywords
+from hf_speculative.sampling import samplers
 from hf_speculative.sampling.draws import inverse_transform
 from tests.support import tiny
 from tests.support.plain import NEW, LastToken, ours, plain, reproduces_plain
+
+PROMPTS = [row[row > 0].tolist() for row in tiny.prompts(13)["input_ids"]]
 
 
 @pytest.mark.parametrize("vocab_size", [7, 61, 512, 1536, 50257])
@@ -125,3 +128,27 @@ def test_the_noise_is_that_of_plain_generate_under_any_default_dtype(target, dra
         reproduces_plain(target, (8,), draft_model=draft, num_draft_tokens=2)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_what_is_drawn_between_results_is_not_drawn_again(target, draft):
+    """Drafts look further ahead than the text goes, which the generator forgets: not if others have drawn since."""
+    torch.manual_seed(0)
+    settings = {"do_sample": True, "max_new_tokens": 30, "eos_token_id": [*range(1, tiny.VOCAB, 4)], "reproducible": True}
+    settings["pad_token_id"] = 0
+    between: set[float] = set()
+    for _ in hs.generate_batches(target, PROMPTS[:3], batch_size=3, draft_model=draft, num_draft_tokens=6, **settings):
+        between |= {*torch.rand(200, dtype=torch.float64).tolist()}
+    assert not between & {*torch.rand(20_000, dtype=torch.float64).tolist()}
+
+
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_noise_is_drawn_for_few_prompts_at_a_time(target, draft, monkeypatch, reproducible):
+    """Each step's noise is of all rows of a window: more than are kept are drawn again for each row that starts."""
+    monkeypatch.setattr(samplers, "MOST_NOISE", 4 * tiny.VOCAB * samplers.STEPS_KEPT)
+    drawn, draw = [], samplers.Coupled._draw
+    monkeypatch.setattr(samplers.Coupled, "_draw", lambda self, generator: drawn.append(self.shape[0]) or draw(self, generator))
+    settings = {"do_sample": True, "max_new_tokens": 30, "reproducible": reproducible, "num_draft_tokens": 3}
+    settings |= {"pad_token_id": 0, "eos_token_id": [7, 11, 13, 20]}
+    rows = [*hs.generate_batches(target, PROMPTS * 3, batch_size=3, draft_model=draft, **settings)]
+    assert {*drawn} == ({4, 3} if reproducible else set())  # of 39 prompts, 3 at a time
+    assert sum(drawn) <= 4 * sum(len(row.new_ids) for row in rows)

@@ -149,6 +149,8 @@ IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": 
         ("chat/completions", {}, 400, "`messages` is missing"),
         ("responses", {"input": "x", "previous_response_id": "resp_1"}, 400, "previous_response_id"),
         ("chat/completions", {"messages": [IMAGE]}, 400, "'image_url', and this model reads text alone"),
+        ("completions", {"prompt": "x", "top_p": 0.5}, 400, "`top_p` has no effect on this model's default"),
+        ("chat/completions", {"messages": [HELLO], "min_p": 0.1}, 400, "give a `temperature`"),
         ("completions", b"{", 400, ""),
         ("completions", b'{"prompt": "a\\ud800"}', 400, "hex escape"),
         ("completions", b'{"prompt": "x", "temperature": 1e400}', 400, "`temperature=inf`"),
@@ -187,6 +189,11 @@ def test_sampled_without_a_seed_differs(client):
     torch.manual_seed(0)
     texts = {client.post("/v1/completions", json=body).json()["choices"][0]["text"] for _ in range(4)}
     assert len(texts) > 1
+
+
+def test_settings_of_sampling_that_change_nothing(client):
+    body = {"prompt": "hello", "max_tokens": 3, "top_p": 1, "top_k": 0, "min_p": 0}
+    assert client.post("/v1/completions", json=body).status_code == 200
 
 
 NOT_HONOURED = {

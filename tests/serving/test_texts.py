@@ -95,6 +95,13 @@ def test_penalties_reach_the_answers_of_encoder_decoders(tokenizer):
     assert choice["text"].count(tokenizer.decode([7])) < 4
 
 
+def test_a_prompt_that_an_encoder_reads_has_no_logprobs(tokenizer):
+    body = {"prompt": [[5, 9, 11]], "echo": True, "logprobs": 1, "max_tokens": 0}
+    with TestClient(build_app(Served(build("seq2seq", "bart"), tokenizer, "bart", None))) as client:
+        response = client.post("/v1/completions", json=body)
+    assert response.status_code == 400 and "an encoder reads the prompt" in response.json()["error"]["message"]
+
+
 def test_an_echo_has_the_places_of_its_tokens(target):
     """Special tokens that the tokenizer adds are no text."""
     tokenizer = tongues.byte_level(300, bos="<|begin|>")
