@@ -194,7 +194,8 @@ class Learner:
         example = Example(tuple(prompt[-(self.max_length - len(answer)) :]), tuple(answer))
         self.num_texts += 1
         if self.is_held_out(prompt):
-            self.held_out.append(example)
+            if example not in list(self.held_out):  # the same text again tells nothing new
+                self.held_out.append(example)
         else:
             self.texts.append((example, weight))
             # Each is learned from once, so that its weight decides whether it is.

@@ -209,9 +209,11 @@ def _opening(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tup
     """The ids that come before a user's turn, or the beginning token; and whether it is a chat."""
     if speaks_chat(tokenizer):
         try:
-            return around_a_turn(tokenizer)[0], True
+            opening = around_a_turn(tokenizer)[0]
         except ValueError as error:
             raise ValueError(f"{error} Give `data` with prompts.") from error
+        if opening:
+            return opening, True
     start = first_given(tokenizer.bos_token_id, target.generation_config.bos_token_id)
     if start is None:
         raise ValueError("the target has neither a chat template nor a beginning token: give `data` with prompts.")

@@ -18,7 +18,8 @@ from ..generation import attach, detach
 from ..hf_compat.training import keep_to_one_device
 from ..measuring.inputs import Prompts
 from ..measuring.plan import Processes, files_of_ranks, fingerprint
-from ..models import num_parameters
+from ..models import max_positions_of, num_parameters
+from ..models.described import digest
 from ..reports import files
 from ..reports.environment import environment
 from ..reports.formats import plural
@@ -69,6 +70,10 @@ def train(
     Raises:
         ValueError, TypeError: before the first forward.
     """
+    if students.is_head(settings) and arguments.get("gradient_checkpointing"):
+        raise ValueError(
+            "`gradient_checkpointing`: the steps of a head share keys and values: set `accumulate` to save memory."
+        )
     run = Run(target, output, settings, tokenizer, watch or Watch(), store)
     run.begin(resume)
     run.read(dataset, reading or {})
@@ -137,9 +142,11 @@ class Run:
         self.ends = chat_keywords(self.target, self.tokenizer, is_raw)
         reading = reading | {"held_out": settings.held_out, "max_new_tokens": settings.max_new_tokens}
         self.data: Data = read_data(dataset, self.target, self.tokenizer, **reading)
-        num_full = sum(len(ids) >= settings.max_length for ids in self.data.prompts.values())
+        limit = max_positions_of(self.target)
+        self.max_length = settings.max_length if limit is None else min(limit, settings.max_length)
+        num_full = sum(len(ids) >= self.max_length for ids in self.data.prompts.values())
         if num_full == len(self.data.prompts):
-            raise ValueError(f"`max_length={settings.max_length}` leaves no prompt room for an answer: give more.")
+            raise ValueError(f"`max_length={self.max_length}` leaves no prompt room for an answer: give more.")
         if num_full:
             self.watch.say(f"{plural(num_full, 'prompt')} of `max_length` or more: no answer to learn from.")
         for row in self.data.bad_rows[:3]:
@@ -151,8 +158,9 @@ class Run:
         """The target's answers, those of a run before included."""
         settings = self.settings
         if self.data.answers:
-            self.examples = unique(self.data.examples(), settings.max_length)
+            self.examples = unique(self.data.examples(), self.max_length)
             self.processes.gather([])  # none begins before all have looked into the folder
+            self._check_texts()
             return
         self.watch.part("answers of the target")
         rank, count, prompts = self.processes.rank, self.processes.count, self.data.prompts
@@ -169,7 +177,17 @@ class Run:
         self.processes.gather([])  # all have written theirs
         found = {key: ids for path in self._journals() for key, ids in read_answers(path, header).items()}
         examples = [Example(tuple(prompts[index]), ids) for (index, _), ids in sorted(found.items())]
-        self.examples = unique(examples, settings.max_length)
+        self.examples = unique(examples, self.max_length)
+        self._check_texts()
+
+    def _check_texts(self) -> None:
+        """A run goes on with the target and the texts that it was begun with."""
+        texts = self.data.held_out, [(one.prompt_ids, one.new_ids) for one in self.examples]
+        self.about = {"target": fingerprint(self.target), "texts": digest(texts)}
+        for name, value in self.about.items():
+            if self.before is not None and self.before.data.get(name, value) != value:
+                held = f"a run on other {name}" if name == "texts" else f"a run of another {name}"
+                raise ValueError(f"`output={str(self.folder)!r}` holds {held}: name another folder.")
 
     def _journals(self) -> list[Path]:
         """Of answers, by all processes, also those of a run before, which may have had more."""
@@ -188,6 +206,8 @@ class Run:
         """Student, store and trainer, and what a step costs."""
         self.arguments = arguments
         self.student: Student = students.new_student(self.settings, self.target, self.examples)
+        if (limit := max_positions_of(self.student.draft())) is not None:
+            self.examples = unique(self.examples, limit)
         self.num_parameters, self.kind = num_parameters(self.student.draft()), self.student.kind
         self.most_draft_tokens = self.student.max_draft_tokens
         if self.store is None:
@@ -309,6 +329,6 @@ class Run:
             "num_bad_rows": len(self.data.bad_rows),
             "are_generated": not self.data.answers,
             "is_chat": self.is_chat,
-        }
+        } | self.about
         about = self.folder, name_of(self.target), self.kind, self.settings.to_dict(), data, environment(self.target)
         return Trained(*about, num_parameters=self.num_parameters, num_steps=num_steps, untrained=self.untrained)

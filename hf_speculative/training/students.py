@@ -28,11 +28,16 @@ def check(settings: Settings, target: PreTrainedModel, tokenizer: PreTrainedToke
         return
     if settings.kind == "layers":
         check_layers(target, int(settings.value))
-    elif settings.kind != "draft" or layout_of(settings.value) is not None:
+    elif is_head(settings):
         small = replace(settings, draft_vocab_size=1)
         Teacher(target, new_student(small, target, ()).hidden_layers)
     elif auto_class_for(settings.value) and tokenizer_of_draft(settings.value, tokenizer) is not None:
         raise ValueError(f"`head={settings.head!r}`: its tokenizer is not the target's: give another head.")
+
+
+def is_head(settings: Settings) -> bool:
+    """It reads the target's states, and is no model of its own."""
+    return settings.kind in (*BLOCKS, "eagle3") or (settings.kind == "draft" and layout_of(settings.value) is not None)
 
 
 def new_student(settings: Settings, target: PreTrainedModel, examples: Sequence[Example]) -> Student:

@@ -185,4 +185,6 @@ class DraftTrainer(Trainer):
     def take_best(self, checkpoint: Path) -> None:
         """The state of a run that ended at `checkpoint`, and its best weights, without another step."""
         self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        self._load_from_checkpoint(self.state.best_model_checkpoint or str(checkpoint))
+        best = checkpoint.parent / Path(self.state.best_model_checkpoint or checkpoint).name  # the folder may have moved
+        self.state.best_model_checkpoint = str(best if best.is_dir() else checkpoint)
+        self._load_from_checkpoint(self.state.best_model_checkpoint)

@@ -17,7 +17,7 @@ import hf_speculative as hs
 from hf_speculative.distillation import followed, learner as module
 from hf_speculative.distillation.sampling_params import SamplingParams
 from hf_speculative.serving.engine import Engine
-from tests.support import lessons, tiny
+from tests.support import lessons, tiny, tongues
 from tests.support.cases import slow_but
 
 DRAFTS = ("draft model", "eagle3", "dflash")
@@ -380,6 +380,24 @@ def test_what_cannot_learn_is_refused(target, draft, learn, message):
     with pytest.raises((ValueError, TypeError), match=message):
         hs.attach(target, draft(target), learn=learn)
     assert "generate" not in vars(target)
+
+
+def test_drafts_of_other_tokenizers_do_not_learn():
+    """Texts that were decoded are the target's ids, which mean other tokens to the draft."""
+    target, draft, tokenizer = tongues.pair()
+    other = tongues.renumbered(tokenizer)
+    moved = tongues.moved(draft, tokenizer, other)
+    with pytest.raises(ValueError, match="trains on the target's ids, and `draft_tokenizer` has others"):
+        hs.attach(target, moved, learn=True, config=hs.SpeculativeConfig(tokenizer=tokenizer, draft_tokenizer=other))
+
+
+def test_a_text_that_comes_again_is_judged_by_once(target):
+    examples = lessons.examples(target, 60, seed=3)
+    learner = attached(target, num_texts=0)
+    example = next(one for one in examples if learner.is_held_out(one.prompt_ids))
+    for _ in range(16):
+        learner.take(example.prompt_ids, example.new_ids)
+    assert len(learner.held_out) == 1
 
 
 def test_it_begins_with_attach(target):

@@ -79,3 +79,10 @@ def test_what_cannot_write_prompts_says_so(pair, tmp_path, monkeypatch):
     tokenizer.chat_template = "{{ raise_exception('no users here') }}"
     with pytest.raises(ValueError, match=r"takes no message of a user \(no users here\)\. Give `data`"):
         write_prompts(target, tokenizer, tmp_path / "p.jsonl", num(3))
+
+
+def test_a_template_that_begins_with_the_users_text(pair, tmp_path):
+    target, tokenizer = pair[0], hs.embedded_pair()[2]
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}<|endoftext|>{% endfor %}"
+    write_prompts(target, tokenizer, tmp_path / "p.jsonl", num(3))
+    assert len(lines(tmp_path / "p.jsonl")) == 3

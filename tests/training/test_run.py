@@ -203,6 +203,36 @@ def test_answers_of_the_data_set_are_taken(tokenizer, tmp_path):
     assert tokenizer.decode(run.examples[0].new_ids, skip_special_tokens=True) == "return x\n"
 
 
+@pytest.mark.parametrize("changed", ["target", "texts"])
+def test_answers_of_another_target_or_other_ones_are_not_gone_on_with(changed, tokenizer, tmp_path):
+    for rows, seed in ((PROMPTS, 0), (PROMPTS[::-1], 0)) if changed == "texts" else ((PROMPTS, 0), (PROMPTS, 1)):
+        target = tiny.noisy_copy(tiny.llama(vocab_size=4096), float(seed))
+        given = [row | {"answer": f"return {place}\n"} for place, row in enumerate(rows)]
+        settings, keywords = Settings(**SETTINGS), {"tokenizer": tokenizer, "reading": {"answers": "answer"}}
+        if rows is PROMPTS and seed == 0:
+            train(target, given, tmp_path, settings, **keywords)
+            assert train(target, given, tmp_path, settings, resume=True, **keywords).num_steps == 4
+    with pytest.raises(ValueError, match="holds a run (of another target|on other texts): name another folder"):
+        train(target, given, tmp_path, settings, resume=True, **keywords)
+
+
+def test_texts_are_cut_to_the_positions_of_the_models(tokenizer, tmp_path):
+    target, small = (tiny.build("gpt2", vocab_size=4096, n_positions=positions) for positions in (48, 24))
+    for part in (small, tokenizer):
+        part.save_pretrained(tmp_path / "small")
+    rows = [row | {"answer": "return x + 1\n" * 40} for row in PROMPTS]
+    settings = Settings(**SETTINGS | {"head": f"draft:{tmp_path / 'small'}"})
+    keywords = {"tokenizer": tokenizer, "reading": {"answers": "answer"}}
+    assert train(target, rows, tmp_path / "run", settings, **keywords).best_step is not None
+
+
+@pytest.mark.parametrize("head", ["eagle3", "dflash"])
+def test_heads_take_no_checkpoints_of_gradients(learn, tmp_path, head):
+    with pytest.raises(ValueError, match="`gradient_checkpointing`: the steps of a head"):
+        learn(tiny.llama(), tmp_path / "out", {"head": head}, gradient_checkpointing=True)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -263,7 +293,11 @@ def test_a_run_that_was_killed_after_its_last_step_is_finished(trained, learn, t
     folder = shutil.copytree(whole.folder, tmp_path / "run")
     (folder / "model.safetensors").unlink()
     replace(whole, folder=folder, best_step=None, curve=[]).write()
-    result = learn(target, folder, resume=True)
+    away = whole.folder.rename(whole.folder.with_name("away"))  # checkpoints are named by the folder that they were written to
+    try:
+        result = learn(target, folder, resume=True)
+    finally:
+        away.rename(whole.folder)
     assert weights_of(folder) == weights_of(whole.folder) and result.curve == whole.curve
     assert result.seconds == pytest.approx(whole.seconds) and result.num_steps == whole.num_steps
 
