@@ -91,7 +91,7 @@ def test_models_are_loaded_in_one_place():
     assert {(file, kind) for file, kind in places if not kind.endswith(others)} == {
         ("loading.py", "auto_class"),
         ("layout.py", "kind"),
-        ("mtp.py", "MtpModel"),
+        ("mtp.py", "_mtp_class()"),
     }
 
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 from torch import Tensor
 from transformers import PreTrainedModel, __version__
-from transformers.modeling_layers import MtpModel
 
 from ..hf_compat import project_to_logits
 from ..interfaces import Drafter
@@ -137,7 +136,7 @@ class MtpSource(DraftSource):
         name, config = type(model).__name__, model.config.get_text_config(decoder=True)
         if not getattr(config, "num_mtp_layers", None):
             raise ValueError(f"`use_mtp=True`: {name} has no MTP layers (`config.num_mtp_layers`): {OTHERWISE}.")
-        if not hasattr(MtpModel, "forward_layer"):
+        if not hasattr(_mtp_class(), "forward_layer"):
             raise ValueError(f"`use_mtp=True` needs the MtpModel of transformers 5.23 or later: update {__version__}.")
         kinds = set(getattr(model.config.get_mtp_config(), "layer_types", None) or ["full_attention"])
         if others := ", ".join(sorted(kinds - LAYER_TYPES)):
@@ -170,12 +169,18 @@ def mtp_heads(model: PreTrainedModel) -> PreTrainedModel:
     device = next(layers[-1].parameters()).device
     if mtp_heads not in kept:
         try:
-            kept[mtp_heads] = MtpModel.from_pretrained(model, device_map={"": device}).eval()
+            kept[mtp_heads] = _mtp_class().from_pretrained(model, device_map={"": device}).eval()
         except (OSError, RuntimeError) as error:  # a config names them, and fine-tuning has left them out
             kept[mtp_heads] = f"`use_mtp=True`: the MTP layers of the checkpoint cannot be loaded: {error} {OTHERWISE}."
     if isinstance(found := kept[mtp_heads], str):
         raise ValueError(found)
     return found.to(device, model.dtype)
+
+
+def _mtp_class():
+    from transformers import modeling_layers  # older versions have no MtpModel there
+
+    return getattr(modeling_layers, "MtpModel", None)
 
 
 class MtpHeadSource(HeadSource):
