@@ -8,7 +8,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList, set_seed
 
 import hf_speculative as hs
-from hf_speculative.drafting import StringMatch, TokenIntersection, mtp
+from hf_speculative.drafting import StringMatch, TokenIntersection
 from hf_speculative.models import EarlyExitModel, RaggedModel, native
 from hf_speculative.models.described import FOLDER
 from hf_speculative.models.linears import num_by_kernel
@@ -104,8 +104,7 @@ def test_drafters_that_read_the_targets_states(name):
 
 
 def test_mtp_layers(tmp_path):
-    if not hasattr(mtp._mtp_class(), "forward_layer"):
-        pytest.skip("needs transformers 5.23")
+    tied.mtp_or_skip()
     model = tied.with_mtp(tmp_path, "glm4_moe", 2)
     vocab_size = model.config.vocab_size
     accepts_as_alone(model, make_prompts(6, vocab_size=vocab_size), eos_token_id=range(2, vocab_size, 9), use_mtp=True)

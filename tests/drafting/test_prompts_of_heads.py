@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative.drafting import mtp
 from hf_speculative.drafting.autoregressive import HeadDrafter
 from hf_speculative.models import AttentionLayers, RecordingModel, prompts
 from tests.support import heads, tied
@@ -31,8 +30,7 @@ def dflash(folder):
 
 
 def mtp_layers(folder):
-    if not hasattr(mtp._mtp_class(), "forward_layer"):
-        pytest.skip("transformers 5.23 or later has an MtpModel that runs layer by layer; refused by name before")
+    tied.mtp_or_skip()
     return tied.with_mtp(folder, num_mtp_layers=2), {"use_mtp": True}
 
 

@@ -37,9 +37,8 @@ def make(tmp_path_factory):
             shared = 0 if name == "gemma4 sharing nothing" else 2
             model, draft = tied.with_gemma4_assistant(attention, num_kv_shared_layers=shared, **config)
             arguments = {"draft_model": draft, "num_draft_tokens": 4}
-        elif not hasattr(mtp._mtp_class(), "forward_layer"):
-            pytest.skip("transformers 5.23 or later has an MtpModel that runs layer by layer; refused by name before")
         else:
+            tied.mtp_or_skip()
             model_type, layers = name.split(" x")
             path = tmp_path_factory.mktemp("mtp")
             model, arguments = tied.with_mtp(path, model_type, int(layers), attention, **config), {"use_mtp": True}

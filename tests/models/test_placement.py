@@ -50,7 +50,7 @@ class RoundsEachToken(torch.nn.Linear):
     """With a scale for each token: what rounding makes of a small difference depends on the pass, and is rarely seen."""
 
     def forward(self, input):
-        scale = input.abs().amax(-1, keepdim=True) / 127
+        scale = input.abs().amax(-1, keepdim=True).clamp(min=1e-9) / 127
         return super().forward((input / scale).round() * scale)
 
 
@@ -116,6 +116,7 @@ def test_a_head_whose_target_changes_its_dtype(kind, tmp_path):
     if kind == "dflash":
         model, draft = tied.with_dflash(4)
     elif kind == "mtp":
+        tied.mtp_or_skip()
         model, draft = tied.with_mtp(tmp_path), True
     else:
         model = tiny.build("llama")
@@ -140,6 +141,7 @@ def test_a_target_in_half_precision(kind, dtype):
     assert 0 < stats.num_accepted_draft_tokens < stats.num_draft_tokens
 
 
+@pytest.mark.filterwarnings("ignore:You are calling .generate")  # transformers before 5.23, of plain calls too
 @pytest.mark.parametrize("where", ["cpu", "disk"])
 def test_offloaded_weights(kind, where, tmp_path):
     """accelerate keeps them elsewhere and brings them layer by layer."""

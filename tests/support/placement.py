@@ -3,6 +3,7 @@
 import copy
 import importlib
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,9 @@ def torchao_or_skip():
     if TORCHAO.is_dir() and str(TORCHAO) not in sys.path:
         sys.path.append(str(TORCHAO))
     try:
-        return importlib.import_module("torchao.quantization")
+        with warnings.catch_warnings():  # of its texts, where it is compiled
+            warnings.simplefilter("ignore")
+            return importlib.import_module("torchao.quantization")
     except ImportError:
         pytest.skip("needs torchao, which `make test` installs")
 

@@ -212,7 +212,7 @@ def test_answers_of_another_target_or_other_ones_are_not_gone_on_with(changed, t
         if rows is PROMPTS and seed == 0:
             train(target, given, tmp_path, settings, **keywords)
             assert train(target, given, tmp_path, settings, resume=True, **keywords).num_steps == 4
-    with pytest.raises(ValueError, match="holds a run (of another target|on other texts): name another folder"):
+    with pytest.raises(ValueError, match=r"holds a run (of another target|on other texts): name another folder"):
         train(target, given, tmp_path, settings, resume=True, **keywords)
 
 
