@@ -1,8 +1,8 @@
 """Apply transformers' stateless, prefix-dependent logits processors to all rows and positions at once.
 
 transformers calls a processor with prefixes of one width; in a round they differ. Where the width alone counts, or the last
-tokens, its own code is called once for all positions; processors that look further back are reimplemented. Scores are the
-same bit for bit, may be changed in place, and nothing is read from the device.
+tokens, its own code is called for all positions at once; processors that forbid tokens up to some width, or look further back,
+are reimplemented. Scores are the same bit for bit, may be changed in place, and nothing is read from the device.
 
 The prefix of a position is a row's own tokens, then the draft tokens on its path.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -71,15 +72,20 @@ class Prefixes:
         return self.batch.lengths[:, None] + (places if self.tree is None else self.tree.depths[:, places])
 
     @property
+    def beyond(self) -> range:
+        """How many tokens prefixes may have beyond a row's own, as far as the host knows without asking."""
+        end = self.first + self.num_positions
+        return range(self.first, end) if self.tree is None else range(min(self.first, 1), min(end, self.tree.depth + 1))
+
+    @property
     def shortest(self) -> int:
         """No prefix has fewer columns, as far as the host knows without asking."""
-        return min(self.batch.host_lengths) + (self.first if self.tree is None else min(self.first, 1))
+        return min(self.batch.host_lengths) + self.beyond[0]
 
     @property
     def longest(self) -> int:
         """No prefix has more columns, as far as the host knows without asking."""
-        last = self.first + self.num_positions - 1
-        return max(self.batch.host_lengths) + (last if self.tree is None else min(last, self.tree.depth))
+        return max(self.batch.host_lengths) + self.beyond[-1]
 
     def last(self, num_tokens: int, start: int | Tensor = 0) -> Tensor:
         """`(batch, num_positions, num_tokens)` the last tokens of each prefix.
@@ -132,73 +138,49 @@ class Reach:
         return reached
 
 
-class AtWidths:
-    """Writes the same scores wherever the prefix has one of `widths`, whatever its tokens are.
+class Forbids:
+    """Forbids tokens wherever the prefix has one of `widths`, whatever its own tokens are."""
 
-    Args:
-        forbidden: the tokens that it does no more than forbid, if so.
-    """
-
-    def __init__(self, processor, widths: range, forbidden: Tensor | None = None):
-        self.processor, self.widths, self.forbidden = processor, widths, forbidden
-        #: of those tokens, or of the whole vocabulary
-        self.written: Tensor | None = None
+    def __init__(self, tokens: Tensor, widths: range):
+        self.forbidden, self.widths = tokens.flatten(), widths
 
     def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
         first, end = self.widths.start, self.widths.stop
         if prefixes.longest < first or prefixes.shortest >= end:
             return scores
-        ids = None
-        # An id outside of the vocabulary names its first or last token, which is then left as it is.
-        if self.forbidden is not None:
-            ids = self.forbidden.flatten().to(scores.device).clamp(0, scores.shape[-1] - 1)
-        if self.written is None:
-            nothing = torch.full_like(scores[0, :1], torch.nan)
-            written = self.processor(_any_prefix(first, scores.device), nothing)[0]
-            self.written = written if ids is None else written[ids]
-        is_written = ~self.written.isnan()
-        if prefixes.shortest < first or prefixes.longest >= end:
-            widths = prefixes.widths[..., None]
-            is_written = is_written & (widths >= first) & (widths < end)
-        if ids is None:
-            return torch.where(is_written, self.written, scores)
-        return scores.index_copy_(-1, ids, torch.where(is_written, self.written, scores[..., ids]))
+        forbidden = self.forbidden.to(scores.device)
+        ids = forbidden.clamp(0, scores.shape[-1] - 1)  # one that is outside of the vocabulary forbids nothing
+        widths = prefixes.widths[..., None]
+        is_forbidden = (widths >= first) & (widths < end) & torch.isin(ids, forbidden)
+        return scores.index_copy_(-1, ids, scores[..., ids].masked_fill(is_forbidden, -torch.inf))
 
 
-class ExponentialDecay:
-    """Raises the scores of the end tokens, more with each column beyond `start`."""
+class ByWidth:
+    """Looks at nothing but the width of a prefix, and does something at some of `widths`."""
 
-    def __init__(self, processor: hf.ExponentialDecayLengthPenalty):
-        self.processor = processor
-        self.start = math.floor(processor.regulation_start)
-        self.eos = processor.eos_token_id.flatten()
-        self.growth = torch.empty(0)
-        # Older versions of transformers make NaN of an end token that is banned.
-        banned = torch.full((1, int(self.eos.max()) + 1), -torch.inf, device=self.eos.device)
-        self.spares_infinity = not processor(_any_prefix(self.start + 1, self.eos.device), banned).isnan().any()
+    def __init__(self, processor, widths: range):
+        self.processor, self.widths = processor, widths
 
     def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
-        longest = prefixes.longest - self.start
-        if longest <= 0:
-            return scores
-        if longest >= len(self.growth):
-            growth = [self._growth(n) for n in range(2 * longest)]
-            self.growth = torch.tensor(growth, dtype=scores.dtype, device=scores.device)
-            self.eos = self.eos.to(scores.device)
-        num_beyond = (prefixes.widths[..., None] - self.start).clamp(min=0)
-        before = scores[..., self.eos]
-        penalty = before.abs() * self.growth[num_beyond]
-        if self.spares_infinity:
-            penalty = penalty.masked_fill(~before.isfinite(), 0.0)
-        scores[..., self.eos] = torch.where(num_beyond > 0, before + penalty, before)
+        possible = {length + more for length in prefixes.batch.host_lengths for more in prefixes.beyond}
+        for width in (width for width in possible if width in self.widths):
+            any_prefix = torch.zeros(1, 1, dtype=torch.long, device=scores.device).expand(scores.shape[:2].numel(), width)
+            processed = self.processor(any_prefix, scores.flatten(0, 1)).view_as(scores)
+            scores = torch.where(prefixes.widths[..., None] == width, processed, scores)
         return scores
 
-    def _growth(self, num_beyond: int) -> float:
-        exponent = self.start + num_beyond - self.processor.regulation_start
-        try:
-            return float(pow(self.processor.regulation_factor, exponent) - 1)
-        except OverflowError:  # plain `generate` raises where it gets there; the table is longer than the tokens are
-            return math.inf
+
+class ExponentialDecay(ByWidth):
+    """Raises the scores of the end tokens, and sees no others: it is called once for each of many widths."""
+
+    def __init__(self, processor: hf.ExponentialDecayLengthPenalty):
+        self.eos, of_ends = processor.eos_token_id.flatten(), copy.copy(processor)
+        of_ends.eos_token_id = torch.arange(len(self.eos))
+        super().__init__(of_ends, range(math.floor(processor.regulation_start) + 1, sys.maxsize))
+
+    def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
+        eos = self.eos.to(scores.device)
+        return scores.index_copy_(-1, eos, super().__call__(prefixes, scores[..., eos]))
 
 
 class LastTokens:
@@ -263,21 +245,15 @@ def _of_sequences(processor: hf.SequenceBiasLogitsProcessor) -> LastTokens:
     return LastTokens(processor, max(map(len, processor.sequence_bias), default=1))
 
 
-def _any_prefix(width: int, device: torch.device) -> Tensor:
-    return torch.zeros(1, 1, dtype=torch.long, device=device).expand(1, width)
-
-
 #: by exact type: a subclass may remember things
 MEMORYLESS: dict[type, Callable[[Any], Any]] = {
-    hf.MinLengthLogitsProcessor: lambda p: AtWidths(p, range(p.min_length), p.eos_token_id),
-    hf.MinNewTokensLengthLogitsProcessor: lambda p: AtWidths(
-        p, range(p.prompt_length_to_skip + p.min_new_tokens), p.eos_token_id
+    hf.MinLengthLogitsProcessor: lambda p: Forbids(p.eos_token_id, range(p.min_length)),
+    hf.MinNewTokensLengthLogitsProcessor: lambda p: Forbids(p.eos_token_id, range(p.prompt_length_to_skip + p.min_new_tokens)),
+    hf.SuppressTokensAtBeginLogitsProcessor: lambda p: Forbids(
+        p.begin_suppress_tokens, range(p.begin_index, p.begin_index + 1)
     ),
-    hf.ForcedBOSTokenLogitsProcessor: lambda p: AtWidths(p, range(1, 2)),
-    hf.ForcedEOSTokenLogitsProcessor: lambda p: AtWidths(p, range(p.max_length - 1, p.max_length)),
-    hf.SuppressTokensAtBeginLogitsProcessor: lambda p: AtWidths(
-        p, range(p.begin_index, p.begin_index + 1), p.begin_suppress_tokens
-    ),
+    hf.ForcedBOSTokenLogitsProcessor: lambda p: ByWidth(p, range(1, 2)),
+    hf.ForcedEOSTokenLogitsProcessor: lambda p: ByWidth(p, range(p.max_length - 1, p.max_length)),
     hf.ExponentialDecayLengthPenalty: ExponentialDecay,
     hf.SequenceBiasLogitsProcessor: _of_sequences,
     hf.NoBadWordsLogitsProcessor: _of_sequences,
