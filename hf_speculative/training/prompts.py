@@ -1,7 +1,5 @@
 """Split the prompts of a data set: some to learn from, some held out to measure acceptance."""
 
-import hashlib
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +9,7 @@ from ..distillation.teacher import Example
 from ..measuring.inputs import prompts_of
 from ..measuring.journal import BadRow
 from ..measuring.rows import Reader, read_rows
+from ..models.described import digest
 from ..tokenizers.chat import ids_of
 
 #: at most this share of the prompts is held out
@@ -81,8 +80,7 @@ def read_data(
         first = f" Row {found.bad_rows[0].index}: {found.bad_rows[0].message}." if found.bad_rows else ""
         raise ValueError(f"`dataset` has {usable}: 2 or more are needed.{first}")
     num_held_out = max(1, min(held_out, int(HELD_OUT_SHARE * len(unique))))
-    digests = {index: hashlib.sha256(json.dumps(ids).encode()).digest() for index, ids in unique.items()}
-    chosen = sorted(digests, key=digests.__getitem__)[:num_held_out]
+    chosen = sorted(unique, key=lambda index: digest(unique[index]))[:num_held_out]
     return Data(
         prompts={index: ids for index, ids in unique.items() if index not in chosen},
         held_out=[unique[index] for index in sorted(chosen)],

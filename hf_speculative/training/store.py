@@ -4,8 +4,6 @@ Kept are the states that a head reads, and the last one, at a small part of the 
 again from it. Where a target does something with its logits after that layer, they are kept themselves.
 """
 
-import hashlib
-import json
 from inspect import signature
 from pathlib import Path
 
@@ -18,7 +16,11 @@ from transformers import PreTrainedModel
 from ..distillation.head_student import num_layers
 from ..distillation.teacher import Teacher, TeacherOutputs
 from ..measuring.plan import fingerprint
+from ..models.described import digest
 from ..reports import files
+
+#: of the digests that are names
+DIGITS = 32
 
 
 class StoredTeacher(Teacher):
@@ -38,7 +40,7 @@ class StoredTeacher(Teacher):
         self.names = ("states", "last" if makes_logits else "logits")
         if makes_logits and "logits_to_keep" in signature(target.forward).parameters:
             self.teacher.keywords = {"logits_to_keep": 1}  # none of them is read
-        self.folder = folder / _digest(fingerprint(target), str(target.dtype), *layers)
+        self.folder = folder / digest([fingerprint(target), str(target.dtype), *layers])[:DIGITS]
         files.make_folder(f"`store={str(folder)!r}`", self.folder)
 
     @torch.no_grad()
@@ -51,7 +53,7 @@ class StoredTeacher(Teacher):
     def record(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> list[Path]:
         """The files of these texts, which are written where they are missing."""
         texts = [ids[:n] for ids, n in zip(input_ids.tolist(), attention_mask.sum(1).tolist(), strict=True)]
-        paths = [self.folder / f"{_digest(*ids)}.safetensors" for ids in texts]
+        paths = [self.folder / f"{digest(ids)[:DIGITS]}.safetensors" for ids in texts]
         if not all(path.exists() for path in paths):
             found = self._computed(input_ids, attention_mask, labels)
             for row, (ids, path) in enumerate(zip(texts, paths, strict=True)):
@@ -63,7 +65,3 @@ class StoredTeacher(Teacher):
         lesson = self.teacher(*batch)
         size = lesson.states.shape[-1] // len(self.teacher.layers)
         return {"states": lesson.states[..., :-size], "last": lesson.states[..., -size:], "logits": lesson.logits}
-
-
-def _digest(*values: str | int) -> str:
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:32]
