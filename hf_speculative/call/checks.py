@@ -157,11 +157,9 @@ def warn_of_no_draft(source: DraftSource, model: PreTrainedModel, statistics: St
     if draft is None or statistics.reason is None or statistics.num_target_forwards < ENOUGH_PASSES or draft in told:
         return
     told.add(draft)
-    warnings.warn(
-        f"nothing was drafted, and this call was plain decoding: {statistics.reason}. A smaller draft, or one that is right "
-        "more often, would help; `hf_speculative.check(target, draft, measure=True)` tries what there is.",
-        stacklevel=2,
-    )
+    found = f"nothing was drafted, and this call was plain decoding: {statistics.reason}"
+    way_out = "`hf_speculative.check(target, draft, measure=True)` tries what there is"
+    warnings.warn(f"{found}. A smaller draft, or one that is right more often, would help; {way_out}.", stacklevel=2)
 
 
 def check_path(source: DraftSource, model: PreTrainedModel, path: Path) -> None:

@@ -64,10 +64,8 @@ def clone(parts: list, argument: str = "logits_processor", memo: dict[int, Any] 
             memo |= _known(part, memo)
             copies.append(copy.deepcopy(part, memo))
         except Exception as error:
-            name = type(part).__name__
-            raise CannotCopy(
-                f"`{argument}`: {name} holds what drafts and batches cannot copy ({error}): give it a `clone()` method."
-            ) from error
+            what = f"{type(part).__name__} holds what drafts and batches cannot copy ({error})"
+            raise CannotCopy(f"`{argument}`: {what}: give it a `clone()` method.") from error
     return copies
 
 

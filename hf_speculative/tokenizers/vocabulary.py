@@ -195,10 +195,8 @@ def compare_vocabularies(
     share = min(of_draft, of_target)
     if mapping is None and _is_same(target, draft):
         return VocabularyMatch("same", "both vocabularies give the same ids to the same tokens")
-    counted = (
-        f"they share {len(shared)} tokens, in text {of_draft:.0%} of the draft's ({len(draft.tokens)} in all) and "
-        f"{of_target:.0%} of the target's ({len(target.tokens)})"
-    )
+    own, other = f"{of_draft:.0%} of the draft's ({len(draft.tokens)} in all)", f"{of_target:.0%} of the target's"
+    counted = f"they share {len(shared)} tokens, in text {own} and {other} ({len(target.tokens)})"
     lossy = next((name for name, v in (("draft", draft), ("target", target)) if v.letters < LEAST_LETTERS), None)
     possible = {"strings": lossy is None, "intersection": any(draft.pieces[index] for index in shared)}
     wanted = mapping or ("intersection" if share >= (SAMPLING_SHARE if do_sample else GREEDY_SHARE) else "strings")

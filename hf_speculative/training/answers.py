@@ -68,9 +68,8 @@ def read_answers(path: Path, header: dict[str, Any]) -> Answers:
         raise ValueError(f"{path} is no journal of answers ({why}): name another folder.") from error
     for name, value in header.items():
         if theirs[name] != value:
-            raise ValueError(
-                f"{path} holds answers of another run, whose {name} is {theirs[name]!r} and not {value!r}: name another folder."
-            )
+            other = f"another run, whose {name} is {theirs[name]!r} and not {value!r}"
+            raise ValueError(f"{path} holds answers of {other}: name another folder.")
     return found
 
 

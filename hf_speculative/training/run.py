@@ -71,9 +71,8 @@ def train(
         ValueError, TypeError: before the first forward.
     """
     if students.is_head(settings) and arguments.get("gradient_checkpointing"):
-        raise ValueError(
-            "`gradient_checkpointing`: the steps of a head share keys and values: set `accumulate` to save memory."
-        )
+        why = "the steps of a head share keys and values"
+        raise ValueError(f"`gradient_checkpointing`: {why}: set `accumulate` to save memory.")
     run = Run(target, output, settings, tokenizer, watch or Watch(), store)
     run.begin(resume)
     run.read(dataset, reading or {})
@@ -244,10 +243,8 @@ class Run:
             self.watch.say(f"This run has made its {plural(num_done, 'step')}: give more `steps`, or another folder.")
             return self.before
         if self.settings.kind != "draft" and len(self.examples) < FEW_ANSWERS:
-            self.watch.say(
-                f"{len(self.examples)} answers are too few for a draft that begins anew: give more `minutes`, "
-                "prompts or `answers_per_prompt`, or take `head='tables'`, which learns from few."
-            )
+            way_out = "give more `minutes`, prompts or `answers_per_prompt`, or take `head='tables'`, which learns from few"
+            self.watch.say(f"{len(self.examples)} answers are too few for a draft that begins anew: {way_out}.")
         every = max(1, (result.num_steps - num_done) // self.settings.num_evaluations)
         trainer = self._trainer(result.num_steps, every, is_new=checkpoint is None)
         size = f"{self.num_parameters / 1e6:.1f} million parameters"

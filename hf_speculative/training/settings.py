@@ -89,9 +89,8 @@ class Settings:
         if self.steps is None and self.minutes is None:
             object.__setattr__(self, "minutes", MINUTES)
         if self.answers_per_prompt > 1 and self.use.temperature == 0:
-            raise ValueError(
-                f"`answers_per_prompt={self.answers_per_prompt}` greedy answers are the same: give a `temperature`."
-            )
+            asked = f"`answers_per_prompt={self.answers_per_prompt}`"
+            raise ValueError(f"{asked} greedy answers are the same: give a `temperature`.")
 
     @property
     def kind(self) -> str:

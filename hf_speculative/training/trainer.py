@@ -39,9 +39,8 @@ def texts_of_a_pass(settings: Settings, count: int) -> int:
     num_passes = settings.accumulate * count
     if settings.batch_size % num_passes:
         of_processes = f" of {count} processes" if count > 1 else ""
-        raise ValueError(
-            f"`batch_size={settings.batch_size}` cannot be split into {num_passes} equal passes{of_processes}: give a multiple."
-        )
+        passes = f"{num_passes} equal passes{of_processes}"
+        raise ValueError(f"`batch_size={settings.batch_size}` cannot be split into {passes}: give a multiple.")
     return settings.batch_size // num_passes
 
 

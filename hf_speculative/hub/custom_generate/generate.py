@@ -51,10 +51,9 @@ def _draft_of(model, draft: str) -> str:
     """The name or folder of the default draft."""
     if not draft.startswith("."):
         if os.path.exists(draft):
-            raise ValueError(
-                f"the default draft is {draft} on the Hub, and the working directory has something of that name, which "
-                "would be loaded in its place. Pass `draft_model=`, or call this from another directory."
-            )
+            found = f"the default draft is {draft} on the Hub, and the working directory has something of that name"
+            way_out = "Pass `draft_model=`, or call this from another directory."
+            raise ValueError(f"{found}, which would be loaded in its place. {way_out}")
         return draft
     folder = model.name_or_path
     if not os.path.isdir(folder):
