@@ -116,11 +116,9 @@ class Recording:
 def lesson_of(texts: Sequence[Recorded], device: torch.device) -> TeacherOutputs:
     """Make what a teacher would give for these texts; logits of prompts are zeros."""
     batch = {name: tensor.to(device) for name, tensor in collated([text.example for text in texts]).items()}
-    size = batch["input_ids"].shape
-    logits, states = (
-        parts[0].new_zeros(*size, parts[0].shape[-1], device=device)
-        for parts in ([text.logits for text in texts], [text.states for text in texts])
-    )
+    size, of_first = batch["input_ids"].shape, texts[0]
+    logits = of_first.logits.new_zeros(*size, of_first.logits.shape[-1], device=device)
+    states = of_first.states.new_zeros(*size, of_first.states.shape[-1], device=device)
     for row, text in enumerate(texts):
         start, end = len(text.example.prompt_ids) - 1, text.example.num_tokens - 1
         logits[row, start:end] = text.logits[: end - start]
@@ -201,13 +199,9 @@ class Followed(WrappedDrafter):
 
 def has_dropout(model: nn.Module) -> bool:
     """Whether a pass of `model` leaves out some values by chance."""
-    named = (
-        value
-        for module in model.modules()
-        if module.training
-        for name, value in vars(module).items()
-        if "dropout" in name or (name == "p" and isinstance(module, nn.Dropout))
-    )
+    modules = [module for module in model.modules() if module.training]
+    named = [value for module in modules for name, value in vars(module).items() if "dropout" in name]
+    named += [module.p for module in modules if isinstance(module, nn.Dropout)]
     return any(isinstance(value, float) and value > 0 for value in named)
 
 

@@ -274,13 +274,11 @@ def prompts_of(inputs: dict[str, Tensor], pad_token_id: int) -> dict[str, Tensor
         rows = [row[kept] for row, kept in zip(values, is_prompt, strict=True)]
         return pad_sequence(rows, batch_first=True, padding_value=fill, padding_side="left")
 
-    prompts = {
-        name: left_padded(value, pad_token_id if name == "input_ids" else 0)
-        if isinstance(value, Tensor) and value.shape == ids.shape
-        else value
-        for name, value in inputs.items()
-        if name not in ("labels", "position_ids")  # `generate` makes positions from the mask
-    }
+    left_out = ("labels", "position_ids")  # `generate` makes positions from the mask
+    prompts = {name: value for name, value in inputs.items() if name not in left_out}
+    for name, value in prompts.items():
+        if isinstance(value, Tensor) and value.shape == ids.shape:
+            prompts[name] = left_padded(value, pad_token_id if name == "input_ids" else 0)
     return prompts | {"attention_mask": left_padded(is_prompt.to(torch.long))}
 
 

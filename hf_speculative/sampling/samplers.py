@@ -288,11 +288,9 @@ class Coupled(ProcessedSampler):
 
     def _noise(self, ahead: int, width: int) -> Tensor:
         """`(batch, width, vocab)` noise of each row's steps `ahead`, `ahead + 1`, ... places ahead."""
-        rows = [
-            torch.stack([self.noise_of(step + ahead + i)[row] for i in range(width)])
-            for row, step in zip(self.rows, self.steps, strict=True)
-        ]
-        return torch.stack(rows)
+        starts = zip(self.rows, self.steps, strict=True)
+        noises = [self.noise_of(step + ahead + i)[row] for row, step in starts for i in range(width)]
+        return torch.stack(noises).unflatten(0, (-1, width))
 
     def noise_of(self, step: int) -> Tensor:
         """The `(batch, vocab)` noise that plain decoding draws at `step`."""

@@ -69,10 +69,8 @@ class CriteriaStopping(Stopping):
         if self.users is not None:
             self.users.hand_out(self.copies.values())
         string_hits = self._string_hits(batch, tokens)
-        done = [
-            self._cut_row(batch, b, row, new, scores, string_hits)
-            for b, (row, new) in enumerate(zip(batch.rows, tokens, strict=True))
-        ]
+        rows = enumerate(zip(batch.rows, tokens, strict=True))
+        done = [self._cut_row(batch, b, row, new, scores, string_hits) for b, (row, new) in rows]
         if self.users is not None and self.shows_copies and 0 in batch.rows:
             self.users.show(self.copies[0])  # the user's own objects show the memory of the call's first row
         return self._together(batch) if self.goes_on else done

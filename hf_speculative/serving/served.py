@@ -222,9 +222,8 @@ class Served:
         if body.logit_bias:
             settings["sequence_bias"] = {(int(key),): bias for key, bias in body.logit_bias.items()}
         if body.frequency_penalty or body.presence_penalty:
-            penalties = Penalties(
-                num_before(self.model, prompt.ids) or 1, body.frequency_penalty or 0.0, body.presence_penalty or 0.0
-            )
+            first = num_before(self.model, prompt.ids) or 1
+            penalties = Penalties(first, body.frequency_penalty or 0.0, body.presence_penalty or 0.0)
             settings["logits_processor"] = [penalties]
         if body.stop:
             ends = StopTexts(self.tokenizer.backend_tokenizer, body.stop, reply.before, reply.skips_specials)
