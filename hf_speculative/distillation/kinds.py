@@ -87,8 +87,7 @@ def truncated(target: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     text.num_hidden_layers = num_layers
     config.dtype = torch.float32
     draft = type(target)(config).float()
-    weights = {name: tensor for name, tensor in target.state_dict().items() if name in draft.state_dict()}
-    absent = draft.load_state_dict(weights, strict=False).missing_keys
+    absent = draft.load_state_dict(target.state_dict(), strict=False).missing_keys
     if missing := [name for name in absent if name not in tied_weights(draft)]:
         reason = f"{type(target).__name__} cannot be cut off after {num_layers} layers for lack of {missing[0]}"
         raise ValueError(f"{reason}: give `head='draft:FOLDER'`.")

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..call.option_types import wrong_type
@@ -300,10 +299,8 @@ class Learner:
         num = len(self.gains)
         return num >= ENOUGH and abs(statistics.mean(self.gains)) > num_errors * statistics.stdev(self.gains) / num**0.5
 
-    @torch.no_grad()
     def _take_over(self) -> None:
-        for own, learned in self._pairs():
-            own.copy_(learned)
+        self.current.module.load_state_dict(self.student.module.state_dict())
         self.num_taken_over += 1
         if self.folder is not None:
             with tempfile.TemporaryDirectory(dir=self.folder) as written:
@@ -311,22 +308,15 @@ class Learner:
                 for path in Path(written).iterdir():
                     path.replace(self.folder / path.name)
 
-    @torch.no_grad()
     def _start_over(self) -> None:
-        for own, learned in self._pairs():
-            learned.copy_(own)
-        self.weights = [weight for _, weight in self._pairs() if weight.requires_grad]
+        self.student.module.load_state_dict(self.current.module.state_dict())
+        self.weights = [weight for weight in self.student.module.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(self.weights, self.learning_rate, betas=(0.9, 0.95))
         self._set_next_judgement()
 
     def _set_next_judgement(self) -> None:
         self.gains = list[float]()
         self.next_judgement = self.num_steps + min(MOST_STEPS, max(FEWEST_STEPS, self.num_steps // 2))
-
-    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """Each weight of the draft beside that of the copy."""
-        modules = self.current.module, self.student.module
-        return list(zip(*(module.parameters() for module in modules), strict=True))
 
     @torch.no_grad()
     def _gain(self, text: Example) -> float:
