@@ -29,11 +29,6 @@ class SamplingParams:
         return self.top_k > 0 or self.top_p < 1
 
     @property
-    def softness(self) -> float:
-        """The temperature of the distributions."""
-        return self.temperature or 1.0
-
-    @property
     def generate_kwargs(self) -> dict:
         """Keywords of `generate`."""
         if self.temperature == 0:
@@ -46,7 +41,7 @@ class SamplingParams:
 
         from ..sampling.likeliest import top_p
 
-        scores = logits.float() / self.softness  # in the order in which transformers' `generate` has these
+        scores = logits.float() / (self.temperature or 1.0)  # in the order in which transformers' `generate` has these
         if self.top_k > 0:
             scores = TopKLogitsWarper(self.top_k)(None, scores)  # type: ignore[arg-type]  # it does not read the text
         if self.top_p < 1:
@@ -55,4 +50,4 @@ class SamplingParams:
 
     def of_draft(self, logits: "Tensor") -> "Tensor":
         """The same of the draft's, cut off nowhere: a token without probability has no gradient that would bring it back."""
-        return (logits.float() / self.softness).log_softmax(-1)
+        return (logits.float() / (self.temperature or 1.0)).log_softmax(-1)

@@ -123,17 +123,13 @@ class Reach:
         """
         prefixes, batch = self.prefixes, self.prefixes.batch
         paths = [paths[prefixes.first + position] for paths in prefixes.host_paths]
-        reached = [
-            batch.ends.isdisjoint(path) and length + len(path) < batch.max_length
-            for path, length in zip(paths, batch.host_lengths, strict=True)
-        ]
+        lengths = [length + len(path) for path, length in zip(paths, batch.host_lengths, strict=True)]
+        reached = [n < batch.max_length and batch.ends.isdisjoint(path) for path, n in zip(paths, lengths, strict=True)]
         if position and not prefixes.first:  # what a draft looks at further ahead was drawn from what is allowed
             before = [prefixes.before(lane, position) for lane in range(len(paths))]
             scores = torch.stack([columns[p][lane, 0, paths[lane][-1]] for lane, p in enumerate(before)]).tolist()
-            reached = [
-                is_open and self.found[p][lane] and score > -torch.inf
-                for lane, (is_open, p, score) in enumerate(zip(reached, before, scores, strict=True))
-            ]
+            for lane, (p, score) in enumerate(zip(before, scores, strict=True)):
+                reached[lane] &= self.found[p][lane] and score > -torch.inf
         self.found.append(reached)
         return reached
 
