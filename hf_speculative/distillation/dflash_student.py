@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from transformers import MuseGlimmerAssistantConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..drafting.autoregressive import raw_embedding
 from ..heads.dflash import Block, DFlashHead, DFlashHeadConfig
@@ -92,11 +92,6 @@ class DFlashStudent(HeadStudent):
         own = head.get_output_embeddings()
         if own is not None:
             own.requires_grad_(False)
-
-    @classmethod
-    def trains(cls, head: PreTrainedModel) -> bool:
-        has_more = getattr(head, "chain", None) is not None or getattr(head.config, "enable_confidence_head", False)
-        return isinstance(head.config, MuseGlimmerAssistantConfig) and not has_more
 
     def inputs(self, lesson: TeacherOutputs) -> dict[str, Any]:
         states, (anchors, weights) = lesson.states.to(self.head.dtype), self._drawn(lesson.counted)

@@ -66,10 +66,6 @@ class Eagle3Student(HeadStudent):
         self.module = TrainingTimeTest(head, num_steps)
         self.hidden_layers = head.config.layers_read(num_layers(target))
 
-    @classmethod
-    def trains(cls, head: PreTrainedModel) -> bool:
-        return isinstance(head.config, Eagle3Config) and not head.config.is_parallel
-
     def inputs(self, lesson: TeacherOutputs) -> dict[str, Any]:
         dtype = self.head.dtype
         with torch.no_grad():

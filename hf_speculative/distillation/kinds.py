@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import MuseGlimmerAssistantConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..call import checks
 from ..call.sources import source_of
+from ..heads.eagle3_config import Eagle3Config
 from ..hf_compat import tied_weights
 from .dflash_student import DFlashStudent
 from .eagle3_student import Eagle3Student
@@ -122,9 +123,11 @@ def student_of(
     if not source_of("draft_model", draft).reads_target:
         return DraftStudent(draft, target)
     check_fits(draft, target)
-    if Eagle3Student.trains(draft):
+    config = draft.config
+    if isinstance(config, Eagle3Config) and not config.is_parallel:
         return Eagle3Student(draft, target, ttt_steps, ttt_decay)
-    if DFlashStudent.trains(draft):
+    has_more = getattr(draft, "chain", None) is not None or getattr(config, "enable_confidence_head", False)
+    if isinstance(config, MuseGlimmerAssistantConfig) and not has_more:
         return DFlashStudent(draft, target, anchors)
     others = "without what other kinds add to them (P-EAGLE, DFlash 2, DSpark, MTP)"
     reason = f"EAGLE-3 heads and DFlash blocks are trained here, {others}"
