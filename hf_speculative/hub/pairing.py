@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTr
 from transformers.utils import CONFIG_NAME, cached_file
 
 from ..call.attached import Attached, own_generate
-from ..call.configuration import SpeculativeConfig
+from ..call.configuration import SpeculativeConfig, first_given
 from ..call.option_table import CONFIG, DRAFTS, OPTIONS, ROWS, checked
 from ..call.option_types import wrong_type
 from ..call.sources import SETTINGS_OF_ONE, is_configured
@@ -92,7 +92,7 @@ class Pairing:
     @property
     def parts(self) -> tuple[str | None, str | None]:
         """Where the draft model is, and methods that need no model; `None` for what it does not name."""
-        return (None, None) if self.draft_model is None else DRAFTS.split(checked("draft_model", self.draft_model))
+        return DRAFTS.split(checked("draft_model", self.draft_model))
 
     @property
     def model(self) -> str | None:
@@ -240,13 +240,10 @@ def save_pretrained(
         raise TypeError(f"`{name}={kwargs[name]!r}` has no effect on `save_pretrained`: leave it out.")
     folder, config = Path(save_directory), config or SpeculativeConfig()
     draft_model = checked("draft_model", draft_model)
-    attached_draft, theirs = None, None
     if isinstance(attached := own_generate(model), Attached):  # not of a patch, which is for all models
-        attached_draft, theirs = attached.draft_model, attached.config
-    if theirs is not None:
-        if draft_model is not None and draft_model != attached_draft:
+        theirs, draft_model = attached.config, first_given(draft_model, attached.draft_model)
+        if draft_model != attached.draft_model:
             theirs = replace(theirs, **dict.fromkeys(SETTINGS_OF_ONE))  # about what is attached
-        draft_model = attached_draft if draft_model is None else draft_model
         config = config.over(theirs)
     left_out = (*TOKENIZERS, "allow_lossy", "learn", "optimize")
     given = {name: value for name, value in vars(config).items() if value is not None and name not in left_out}
@@ -258,7 +255,7 @@ def save_pretrained(
     tokenizer, draft_tokenizer = tokenizer or config.tokenizer, draft_tokenizer or config.draft_tokenizer
     if draft_tokenizer is not None and tokenizer is None:
         raise ValueError("`draft_tokenizer` has no effect without `tokenizer`: give both.")
-    draft, methods = (None, None) if draft_model is None else DRAFTS.split(draft_model)
+    draft, methods = DRAFTS.split(draft_model)
     if isinstance(draft, str) and Path(draft).is_dir():
         draft = _written(Path(draft).resolve(), folder.resolve())
     elif not isinstance(draft, (PreTrainedModel, str, type(None))):

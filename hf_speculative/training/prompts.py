@@ -71,10 +71,8 @@ def read_data(
         return [*tokenizer(text, add_special_tokens=False)["input_ids"], *ids_of(tokenizer.eos_token_id)]
 
     texts = {} if answers is None else found.read(rows, answers, "answers", answer_ids)
-    first_of: dict[tuple[int, ...], int] = {}
-    for index, ids in found.ids.items():
-        first_of.setdefault(tuple(ids), index)
-    unique = {index: list(ids) for ids, index in first_of.items()}
+    first_of = {tuple(ids): index for index, ids in reversed(found.ids.items())}
+    unique = {index: found.ids[index] for index in sorted(first_of.values())}
     if len(unique) < 2:
         usable = f"{len(unique)} prompt that can be used, of {len(rows)} rows"
         first = f" Row {found.bad_rows[0].index}: {found.bad_rows[0].message}." if found.bad_rows else ""

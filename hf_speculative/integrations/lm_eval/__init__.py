@@ -76,9 +76,8 @@ class SpeculativeLM(HFLM):
         self.draft_name = draft_model if isinstance(draft_model, str) else getattr(draft_model, "name_or_path", None)
         target = unwrap(self.model, "pretrained")
         if is_named:
-            name, draft_model = draft_model, load_model(draft_model, dtype=target.dtype, **loading)
-            draft_model = draft_model.to(device_of(target))
-            draft_tokenizer = draft_tokenizer or tokenizer_of_draft(name, self.tokenizer, **loading)
+            draft_tokenizer = draft_tokenizer or tokenizer_of_draft(draft_model, self.tokenizer, **loading)
+            draft_model = load_model(draft_model, dtype=target.dtype, **loading).to(device_of(target))
         if isinstance(draft_tokenizer, str):
             draft_tokenizer = AutoTokenizer.from_pretrained(draft_tokenizer)
         self.settings = dict(options)
