@@ -27,7 +27,7 @@ from ..types import Batch, Few, Guide
 from .guidance import Guidance
 from .likeliest import few_of, top_k_then_p, top_p
 from .stateful import Memories
-from .stateless import MEMORYLESS, Prefixes, Reach
+from .stateless import MEMORYLESS, Prefixes
 
 CONTEXT_FREE = (
     *(hf.TemperatureLogitsWarper, hf.TopKLogitsWarper, hf.TopPLogitsWarper, hf.TopHLogitsWarper, hf.MinPLogitsWarper),
@@ -144,12 +144,10 @@ class Processors:
         if not any(isinstance(step, OneByOne) for step in self.steps):
             return self._apply(prefixes, scores)
         columns: list[Tensor] = []
-        reach = Reach(prefixes)
         self.memories.begin_pass(batch, is_draft)
         for i in range(prefixes.num_positions):
-            reached = reach.at(i, columns)
             prefix = prefixes.at(i)
-            prefix.reached = reached
+            prefix.reached = prefixes.reached_at(i, columns)
             self.memories.begin_position(prefix, i)
             columns.append(self._apply(prefix, scores[:, i : i + 1]))
             self.memories.end_position(prefix)

@@ -30,7 +30,7 @@ class Prefixes:
     it.
     """
 
-    #: of one position: the rows in which plain decoding may come to it, see `Reach`
+    #: of one position: the rows in which plain decoding may come to it, see `reached_at`
     reached: list[bool]
 
     def __init__(self, batch: Batch, num_positions: int, first: int, is_draft: bool = False):
@@ -38,6 +38,8 @@ class Prefixes:
         self.is_draft = is_draft
         #: by lane and position: what a processor raised there
         self.errors: dict[tuple[int, int], Exception] = {}
+        #: by position, one after the other
+        self.reached_so_far: list[list[bool]] = []
 
     def at(self, position: int) -> Prefixes:
         """Those of one position, counted from `first`."""
@@ -64,6 +66,26 @@ class Prefixes:
     def before(self, lane: int, position: int) -> int:
         """The position, counted from 0, that comes before another one."""
         return position - 1 if self.tree is None else self.tree.host_parents[lane][position - 1] + 1
+
+    def reached_at(self, position: int, columns: list[Tensor]) -> list[bool]:
+        """The rows in which plain decoding may come to a position: no token before is forbidden, none ends the row, and it is
+        not full. At others a processor may know of nothing, or raise.
+
+        Called for each position in turn; asks the device once.
+
+        Args:
+            columns: processed scores at the positions before, each `(batch, 1, vocab)`.
+        """
+        batch, paths = self.batch, [paths[self.first + position] for paths in self.host_paths]
+        lengths = [length + len(path) for path, length in zip(paths, batch.host_lengths, strict=True)]
+        reached = [n < batch.max_length and batch.ends.isdisjoint(path) for path, n in zip(paths, lengths, strict=True)]
+        if position and not self.first:  # what a draft looks at further ahead was drawn from what is allowed
+            before = [self.before(lane, position) for lane in range(len(paths))]
+            scores = torch.stack([columns[p][lane, 0, paths[lane][-1]] for lane, p in enumerate(before)]).tolist()
+            for lane, (p, score) in enumerate(zip(before, scores, strict=True)):
+                reached[lane] &= self.reached_so_far[p][lane] and score > -torch.inf
+        self.reached_so_far.append(reached)
+        return reached
 
     @cached_property
     def widths(self) -> Tensor:
@@ -103,35 +125,6 @@ class Prefixes:
             places = places.where(columns < lengths, of_path)
         tokens = batch.tokens.gather(1, places.flatten(1)).view_as(places)
         return tokens.where(columns >= start, NO_TOKEN)
-
-
-class Reach:
-    """The positions that plain decoding may come to: no token before is forbidden, none ends the row, and it is not full.
-
-    At others a processor may know of nothing, or raise.
-    """
-
-    def __init__(self, prefixes: Prefixes):
-        self.prefixes = prefixes
-        self.found: list[list[bool]] = []
-
-    def at(self, position: int, columns: list[Tensor]) -> list[bool]:
-        """By row. Called for each position in turn; asks the device once.
-
-        Args:
-            columns: processed scores at the positions before, each `(batch, 1, vocab)`.
-        """
-        prefixes, batch = self.prefixes, self.prefixes.batch
-        paths = [paths[prefixes.first + position] for paths in prefixes.host_paths]
-        lengths = [length + len(path) for path, length in zip(paths, batch.host_lengths, strict=True)]
-        reached = [n < batch.max_length and batch.ends.isdisjoint(path) for path, n in zip(paths, lengths, strict=True)]
-        if position and not prefixes.first:  # what a draft looks at further ahead was drawn from what is allowed
-            before = [prefixes.before(lane, position) for lane in range(len(paths))]
-            scores = torch.stack([columns[p][lane, 0, paths[lane][-1]] for lane, p in enumerate(before)]).tolist()
-            for lane, (p, score) in enumerate(zip(before, scores, strict=True)):
-                reached[lane] &= self.found[p][lane] and score > -torch.inf
-        self.found.append(reached)
-        return reached
 
 
 class Forbids:
