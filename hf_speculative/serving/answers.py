@@ -172,7 +172,8 @@ class TextAnswer(Answer):
 
     def _choice(self, reply: Reply, parts: Sequence[Part], logprobs: Sequence[Logprob]) -> dict[str, Any]:
         text, before = self._echoed(reply)
-        return self._text(reply, text + _joined(parts, "content"), [*before, *logprobs], reply.finish_reason)
+        choice = self._text(reply, text + _joined(parts, "content"), [*before, *logprobs])
+        return choice | {"finish_reason": reply.finish_reason}
 
     def begin(self, replies: Sequence[Reply]) -> str:
         echoed = [(reply, *self._echoed(reply)) for reply in replies]
@@ -183,13 +184,11 @@ class TextAnswer(Answer):
             yield self._text(reply, _joined(parts, "content"), logprobs)
 
     def _end(self, reply: Reply) -> dict[str, Any]:
-        return self._text(reply, "", None, reply.finish_reason)
+        return self._text(reply, "", None) | {"finish_reason": reply.finish_reason}
 
-    def _text(
-        self, reply: Reply, text: str, logprobs: Sequence[Logprob] | None, finish_reason: str | None = None
-    ) -> dict[str, Any]:
+    def _text(self, reply: Reply, text: str, logprobs: Sequence[Logprob] | None) -> dict[str, Any]:
         told = self._text_logprobs(reply, logprobs)
-        return {"index": reply.index, "text": text, "logprobs": told, "finish_reason": finish_reason}
+        return {"index": reply.index, "text": text, "logprobs": told, "finish_reason": None}
 
     def _text_logprobs(self, reply: Reply, logprobs: Sequence[Logprob] | None) -> dict[str, Any] | None:
         if self.body.num_top is None or logprobs is None:
