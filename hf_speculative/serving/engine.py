@@ -203,13 +203,10 @@ class Engine:
         except Exception as error:
             job.set_exception(error)
 
-    def close(self, drain: bool = True, timeout: float | None = None) -> None:
-        """Take no more requests; `drain`: let running and waiting ones end, else cancel them."""
+    def close(self, timeout: float | None = None) -> None:
+        """Take no more requests, and let running and waiting ones end."""
         with self._changed:
             self._is_closed = True
-            if not drain:
-                for request in (*self._waiting, *self._running.values()):
-                    request.cancel()
             self._changed.notify()
         self._thread.join(timeout)
 

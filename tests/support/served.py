@@ -51,7 +51,9 @@ def running(model, **settings):
     try:
         yield engine
     finally:
-        engine.close(drain=False, timeout=PATIENCE)
+        for request in (*engine._waiting, *engine._running.values()):
+            request.cancel()
+        engine.close(timeout=PATIENCE)
         assert not engine.is_alive
 
 
