@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from typing import Any
 
@@ -261,16 +261,11 @@ class AllowedTokens(OneByOne):
         return hf.PrefixConstrainedLogitsProcessor(lambda _, ids: self.allowed(row, ids), num_beams=1)(ids, scores)[0]
 
 
-class AtPrompts:
+def at_prompts(processor: hf.WhisperNoSpeechDetection, prefixes: Prefixes, scores: Tensor) -> Tensor:
     """Whisper's detector of silence: it looks at what follows the prompts, of all rows, and changes nothing."""
-
-    def __init__(self, processor: hf.WhisperNoSpeechDetection):
-        self.processor = processor
-
-    def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
-        if prefixes.batch.is_unread and not prefixes.is_draft:
-            self.processor(prefixes.last(prefixes.longest)[:, 0], scores[:, 0])
-        return scores
+    if prefixes.batch.is_unread and not prefixes.is_draft:
+        processor(prefixes.last(prefixes.longest)[:, 0], scores[:, 0])
+    return scores
 
 
 #: treatments by exact type: a subclass of a known processor may remember things
@@ -278,6 +273,6 @@ WITHOUT_MEMORY: dict[type, Callable[[Any], Any]] = {
     **dict.fromkeys(CONTEXT_FREE, ContextFree),
     **MEMORYLESS,
     GrammarProcessor: AfterEachPrefix,
-    hf.WhisperNoSpeechDetection: AtPrompts,
+    hf.WhisperNoSpeechDetection: lambda p: partial(at_prompts, p),
     hf.PrefixConstrainedLogitsProcessor: AllowedTokens,
 }

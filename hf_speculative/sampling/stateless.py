@@ -13,7 +13,7 @@ import copy
 import math
 import sys
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -172,53 +172,37 @@ class ExponentialDecay(ByWidth):
         return scores.index_copy_(-1, eos, super().__call__(prefixes, scores[..., eos]))
 
 
-class LastTokens:
-    """Looks at no more than the last `num_tokens` tokens of a prefix."""
+def last_tokens(processor, num_tokens: int, prefixes: Prefixes, scores: Tensor) -> Tensor:
+    """What looks at no more than the last `num_tokens` tokens of a prefix."""
 
-    def __init__(self, processor, num_tokens: int):
-        self.processor, self.num_tokens = processor, num_tokens
+    def process(width: int) -> Tensor:
+        return processor(prefixes.last(width).flatten(0, 1), scores.flatten(0, 1)).view_as(scores)
 
-    def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
-        shortest, longest = (min(width, self.num_tokens) for width in (prefixes.shortest, prefixes.longest))
-        processed = self._process(prefixes, scores, shortest)
-        for width in range(shortest + 1, longest + 1):  # a prefix that is shorter has to be shown as short as it is
-            reaches = prefixes.widths[..., None] >= width
-            processed = torch.where(reaches, self._process(prefixes, scores, width), processed)
-        return processed
-
-    def _process(self, prefixes: Prefixes, scores: Tensor, num_tokens: int) -> Tensor:
-        return self.processor(prefixes.last(num_tokens).flatten(0, 1), scores.flatten(0, 1)).view_as(scores)
+    shortest, longest = (min(width, num_tokens) for width in (prefixes.shortest, prefixes.longest))
+    processed = process(shortest)
+    for width in range(shortest + 1, longest + 1):  # a prefix that is shorter has to be shown as short as it is
+        processed = torch.where(prefixes.widths[..., None] >= width, process(width), processed)
+    return processed
 
 
-class RepetitionPenalty:
-    """The tokens of a prefix, but for those at its beginning that are to be ignored."""
-
-    def __init__(self, processor: hf.RepetitionPenaltyLogitsProcessor):
-        self.processor = processor
-
-    def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
-        if prefixes.longest == 0:
-            return scores
-        batch, penalty = prefixes.batch, self.processor.penalty
-        start = self.processor.prompt_ignore_length
-        if isinstance(start, Tensor):  # one entry a row of the call
-            start = start.to(batch.tokens.device)[uploaded(batch.rows, batch.tokens.device)[:, None, None]]
-        tokens = prefixes.last(prefixes.longest, 0 if start is None else start)
-        return _change(scores, tokens, lambda before: torch.where(before < 0, before * penalty, before / penalty))
+def repetition_penalty(processor: hf.RepetitionPenaltyLogitsProcessor, prefixes: Prefixes, scores: Tensor) -> Tensor:
+    """Of the tokens of a prefix, but for those at its beginning that are to be ignored."""
+    if prefixes.longest == 0:
+        return scores
+    batch, penalty, start = prefixes.batch, processor.penalty, processor.prompt_ignore_length
+    if isinstance(start, Tensor):  # one entry a row of the call
+        start = start.to(batch.tokens.device)[uploaded(batch.rows, batch.tokens.device)[:, None, None]]
+    tokens = prefixes.last(prefixes.longest, 0 if start is None else start)
+    return _change(scores, tokens, lambda before: torch.where(before < 0, before * penalty, before / penalty))
 
 
-class NoRepeatNGram:
-    """The tokens that would repeat an n-gram of the prefix."""
-
-    def __init__(self, processor: hf.NoRepeatNGramLogitsProcessor):
-        self.ngram_size = processor.ngram_size
-
-    def __call__(self, prefixes: Prefixes, scores: Tensor) -> Tensor:
-        if prefixes.longest < self.ngram_size:
-            return scores
-        windows = prefixes.last(prefixes.longest).unfold(2, self.ngram_size, 1)
-        is_begun = (windows[..., :-1] == windows[..., -1:, 1:]).all(-1)
-        return _change(scores, windows[..., -1].where(is_begun, NO_TOKEN), lambda before: -torch.inf)
+def no_repeated_ngram(processor: hf.NoRepeatNGramLogitsProcessor, prefixes: Prefixes, scores: Tensor) -> Tensor:
+    """Forbid the tokens that would repeat an n-gram of the prefix."""
+    if prefixes.longest < processor.ngram_size:
+        return scores
+    windows = prefixes.last(prefixes.longest).unfold(2, processor.ngram_size, 1)
+    is_begun = (windows[..., :-1] == windows[..., -1:, 1:]).all(-1)
+    return _change(scores, windows[..., -1].where(is_begun, NO_TOKEN), lambda before: -torch.inf)
 
 
 def _change(scores: Tensor, tokens: Tensor, change: Callable[[Tensor], Any]) -> Tensor:
@@ -230,8 +214,8 @@ def _change(scores: Tensor, tokens: Tensor, change: Callable[[Tensor], Any]) -> 
     return scores.scatter_(2, places, torch.where(stand_in >= 0, change(before), before))
 
 
-def _of_sequences(processor: hf.SequenceBiasLogitsProcessor) -> LastTokens:
-    return LastTokens(processor, max(map(len, processor.sequence_bias), default=1))
+def _of_sequences(processor: hf.SequenceBiasLogitsProcessor) -> Callable:
+    return partial(last_tokens, processor, max(map(len, processor.sequence_bias), default=1))
 
 
 #: by exact type: a subclass may remember things
@@ -246,7 +230,7 @@ MEMORYLESS: dict[type, Callable[[Any], Any]] = {
     hf.ExponentialDecayLengthPenalty: ExponentialDecay,
     hf.SequenceBiasLogitsProcessor: _of_sequences,
     hf.NoBadWordsLogitsProcessor: _of_sequences,
-    hf.WatermarkLogitsProcessor: lambda p: LastTokens(p, p.context_width),
-    hf.RepetitionPenaltyLogitsProcessor: RepetitionPenalty,
-    hf.NoRepeatNGramLogitsProcessor: NoRepeatNGram,
+    hf.WatermarkLogitsProcessor: lambda p: partial(last_tokens, p, p.context_width),
+    hf.RepetitionPenaltyLogitsProcessor: lambda p: partial(repetition_penalty, p),
+    hf.NoRepeatNGramLogitsProcessor: lambda p: partial(no_repeated_ngram, p),
 }
