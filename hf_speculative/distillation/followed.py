@@ -45,7 +45,6 @@ class _Running:
     ids: Sequence[int] = ()
     logits: list[Tensor] = field(default_factory=list)
     states: list[Tensor] = field(default_factory=list)
-    num_states: int = 0
 
 
 class Recording:
@@ -92,12 +91,12 @@ class Recording:
             text.logits.append(part)
         if self.target is None:
             return
-        counts = [len(text.ids) - 1 - text.num_states for text in texts]
-        first = uploaded([text.num_states for text in texts], batch.tokens.device)
+        known = [sum(map(len, text.states)) for text in texts]
+        counts = [len(text.ids) - 1 - num for text, num in zip(texts, known, strict=True)]
+        first = uploaded(known, batch.tokens.device)
         positions = first[:, None] + torch.arange(max(counts), device=batch.tokens.device)
         for text, count, states in zip(texts, counts, self.target.hidden_states(positions, lanes), strict=True):
             text.states.append(states[:count].clone())
-            text.num_states += count
 
     def take(self, prompt: Sequence[int], answer: Sequence[int]) -> Recorded | None:
         """Finish a text, and return what was recorded of it, if anything."""
