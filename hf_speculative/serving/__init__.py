@@ -1,5 +1,5 @@
 """A server with OpenAI's endpoints: many requests in one loop, each with its own settings, seed, end and stream.
 
-`engine.py` runs requests of text together, `one_at_a_time.py` all others. `protocol.py` checks what clients send, `served.py`
-has it run, `replies.py` makes text of tokens, `answers.py` and `responses.py` write it. `app.py` joins them.
+`engine.py` runs requests together. `protocol.py` checks what clients send, `served.py` has it run, what no engine takes one at
+a time, `replies.py` makes text of tokens, `answers.py` and `responses.py` write it. `app.py` joins them.
 """

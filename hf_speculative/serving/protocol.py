@@ -85,6 +85,7 @@ class Sampling(Checked):
     skip_special_tokens: bool | None = None
     logit_bias: dict[IdKey, Annotated[float, Field(ge=-100, le=100)]] | None = None
     n: int | None = Field(None, ge=1, le=MOST_ANSWERS)
+    best_of: Literal[1] | None = None
     user: str | None = None
 
     @property
@@ -123,7 +124,6 @@ class Completion(Sampling):
     logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None  # vLLM's field
     echo: bool | None = None
-    best_of: Literal[1] | None = None
     suffix: Literal[""] | None = None
     add_special_tokens: bool | None = None
 
@@ -197,7 +197,6 @@ class Chat(WithTools):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
     reasoning_effort: Text | None = None
-    best_of: Literal[1] | None = None
     do_sample: bool | None = None
 
     @model_validator(mode="before")
