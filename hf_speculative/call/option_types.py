@@ -39,7 +39,6 @@ class WholeNumber:
         return int(value)
 
 
-@dataclass(frozen=True)
 class Probability:
     """Any `numbers.Real` from 0 to 1, except bool."""
 
@@ -93,7 +92,6 @@ class Instance:
         return value
 
 
-@dataclass(frozen=True)
 class Grammars:
     """One for all prompts, or a list with one for each; `grammar/compiled.py` says whether they are any."""
 
@@ -113,7 +111,6 @@ class Grammars:
         return value
 
 
-@dataclass(frozen=True)
 class Streamer:
     """An object of any class that has the methods of a transformers streamer."""
 

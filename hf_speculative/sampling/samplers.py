@@ -36,8 +36,7 @@ class MeasuredChoice:
     round's method is chosen before anything of it is drawn.
     """
 
-    def __init__(self) -> None:
-        self.drawn = self.likeliest = 0.0
+    drawn = likeliest = 0.0
 
     @property
     def is_likeliest(self) -> bool:

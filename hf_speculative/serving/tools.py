@@ -99,8 +99,7 @@ class PlainText:
 class OneCall(PlainText):
     """Parse a text that a grammar made a call; a call that was cut off becomes content."""
 
-    def __init__(self) -> None:
-        self.text = ""
+    text = ""
 
     def feed(self, text: str) -> list[tuple[str, Any]]:
         self.text += text
