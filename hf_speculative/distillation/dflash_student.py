@@ -12,7 +12,7 @@ from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from ..drafting.autoregressive import raw_embedding
-from ..heads.dflash import Block, DFlashHead, DFlashHeadConfig
+from ..heads.dflash import DFlashHead, DFlashHeadConfig
 from ..heads.eagle3_config import speculators_config
 from ..models.masks import AttentionLayers
 from .head_student import SPECIAL, HeadStudent, layer_fields, num_layers, take_output_layer
@@ -31,7 +31,7 @@ class BlocksAtAnchors(nn.Module):
 
     def __init__(self, head: PreTrainedModel):
         super().__init__()
-        self.head, self.block = head, Block.of(head.config)
+        self.head, self.block = head, DFlashHeadConfig.of(head.config)
         self.attention = AttentionLayers(head)
 
     def forward(self, noise_embeds: Tensor, states: Tensor, anchors: Tensor, weights: Tensor) -> dict[str, Tensor]:
@@ -85,7 +85,7 @@ class DFlashStudent(HeadStudent):
 
     def __init__(self, head: PreTrainedModel, target: PreTrainedModel, num_anchors: int = 64):
         self.head, self.target, self.num_anchors = head, target, num_anchors
-        self.module, self.block = BlocksAtAnchors(head), Block.of(head.config)
+        self.module, self.block = BlocksAtAnchors(head), DFlashHeadConfig.of(head.config)
         self.kind, _ = BLOCKS["jetspec" if "full_attention" in self.block.causal_layer_types else "dflash"]
         self.hidden_layers, self.max_draft_tokens = self.block.hidden_layers, self.block.max_draft_tokens
         self.embedding = raw_embedding(target.get_input_embeddings())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..heads.dflash import Block
+from ..heads.dflash import DFlashHeadConfig
 from ..heads.layout import of_target
 from ..interfaces import Drafter
 from ..models import AttentionLayers, fed_slots, reads_length, with_folded_attention
@@ -36,7 +36,7 @@ class DFlash(HeadDrafter):
 
     def __init__(self, model: PreTrainedModel, target_model: PreTrainedModel):
         self.model = with_folded_attention(model)
-        self.block, self.num_layers = Block.of(model.config), model.config.num_hidden_layers
+        self.block, self.num_layers = DFlashHeadConfig.of(model.config), model.config.num_hidden_layers
         self.hidden_layers, self.most_tokens = self.block.hidden_layers, self.block.max_draft_tokens
         self.attention, self.device = AttentionLayers(model), model.device
         self.reads_length = reads_length(model)
@@ -118,8 +118,8 @@ class DFlashSource(HeadSource):
     config_fields = ("target_layer_ids", "block_size", "mask_token_id")
 
     @property
-    def block(self) -> Block:
-        return Block.of(self.draft_model.config)
+    def block(self) -> DFlashHeadConfig:
+        return DFlashHeadConfig.of(self.draft_model.config)
 
     def unsupported_reason(self, config) -> str | None:
         size, layers = self.draft_model.config.hidden_size, max(self.block.target_layer_ids)

@@ -4,8 +4,6 @@ transformers' `MuseGlimmerAssistantModel` is such a head, and runs those that ha
 what others add: a draft vocabulary of their own, DFlash 2's convolutions and selector, DSpark's Markov and confidence heads.
 """
 
-from dataclasses import dataclass, fields
-
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
@@ -142,13 +140,15 @@ class RecurrentMarkovHead(MarkovHead):
 MARKOV_HEADS = {"vanilla": MarkovHead, "gated": GatedMarkovHead, "rnn": RecurrentMarkovHead}
 
 
-@dataclass(frozen=True)
-class Block:
-    """What a head's config says of its block; where it does not say, it is as in transformers.
+@strict
+class DFlashHeadConfig(MuseGlimmerAssistantConfig):
+    """Config of a DFlash head, with what transformers' own class does not hold; where a head's does not say it, it is as there.
 
-    Attributes:
+    Args:
         block_size: tokens of a block, the newest one and masks.
         target_layer_ids: layers of the target whose outputs are read; -1 is the embeddings.
+        vocab_size: the target's.
+        draft_vocab_size: tokens that the head can propose; its output layer is its own where these are fewer.
         sample_from_anchor: the newest token's place predicts as well, each place the token after it; else a mask predicts the
             token in its own place.
         causal_layer_types: kinds of layers in which a place of the block sees no later one.
@@ -156,22 +156,35 @@ class Block:
             reaches from each place, both ways.
         sliding_window: how far.
         input_embedding_scale, output_multiplier, final_logit_softcapping: of the target's embeddings and of the logits.
+        conv_kernel_size, conv_group_size: DFlash 2's convolutions; a size of 0: none.
+        selector_rank, selector_top_k: its candidate selector; a rank of 0: none.
+        markov_rank, markov_head_type: DSpark's correction by the draft token before; a rank of 0: none.
+        enable_confidence_head, confidence_head_with_markov: its estimate of acceptance, and whether that reads this token, too.
     """
 
-    block_size: int
-    mask_token_id: int
-    target_layer_ids: tuple[int, ...]
-    sliding_window: int
+    model_type = "dflash_head"
+
+    vocab_size: int = 128256
+    draft_vocab_size: int = 128256
     sample_from_anchor: bool = False
-    causal_layer_types: tuple[str, ...] = ()
+    causal_layer_types: list[str] | tuple[str, ...] = ()
     window_from_anchor: bool = False
-    input_embedding_scale: float = 1.0
-    output_multiplier: float = 1.0
-    final_logit_softcapping: float | None = None
+    input_embedding_scale: float | int = 1.0
+    output_multiplier: float | int = 1.0
+    final_logit_softcapping: float | int | None = None
+    conv_kernel_size: int = 0
+    conv_group_size: int = 16
+    selector_rank: int = 0
+    selector_top_k: int = 16
+    markov_rank: int = 0
+    markov_head_type: str = "vanilla"
+    enable_confidence_head: bool = False
+    confidence_head_with_markov: bool = False
 
     @classmethod
-    def of(cls, config: PreTrainedConfig) -> "Block":
-        return cls(**{field.name: getattr(config, field.name) for field in fields(cls) if hasattr(config, field.name)})
+    def of(cls, config: PreTrainedConfig) -> "DFlashHeadConfig":
+        """What the `config` of a head of either class says."""
+        return config if isinstance(config, cls) else cls.from_dict(config.to_dict())
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
@@ -202,39 +215,6 @@ class Block:
             logits = logits * self.output_multiplier
         cap = self.final_logit_softcapping
         return (logits / cap).tanh() * cap if cap else logits
-
-
-@strict
-class DFlashHeadConfig(MuseGlimmerAssistantConfig):
-    """Config of a DFlash head that transformers' own class does not hold; see `Block` for what is not described here.
-
-    Args:
-        vocab_size: the target's.
-        draft_vocab_size: tokens that the head can propose; its output layer is its own where these are fewer.
-        conv_kernel_size, conv_group_size: DFlash 2's convolutions; a size of 0: none.
-        selector_rank, selector_top_k: its candidate selector; a rank of 0: none.
-        markov_rank, markov_head_type: DSpark's correction by the draft token before; a rank of 0: none.
-        enable_confidence_head, confidence_head_with_markov: its estimate of acceptance, and whether that reads this token, too.
-    """
-
-    model_type = "dflash_head"
-
-    vocab_size: int = 128256
-    draft_vocab_size: int = 128256
-    sample_from_anchor: bool = False
-    causal_layer_types: list[str] | tuple[str, ...] = ()
-    window_from_anchor: bool = False
-    input_embedding_scale: float = 1.0
-    output_multiplier: float = 1.0
-    final_logit_softcapping: float | None = None
-    conv_kernel_size: int = 0
-    conv_group_size: int = 16
-    selector_rank: int = 0
-    selector_top_k: int = 16
-    markov_rank: int = 0
-    markov_head_type: str = "vanilla"
-    enable_confidence_head: bool = False
-    confidence_head_with_markov: bool = False
 
     @property
     def has_own_ids(self) -> bool:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from transformers import AutoConfig, MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedConfig, Qwen3Config
 
-from .dflash import MARKOV_HEADS, Block, DFlashHead, DFlashHeadConfig
+from .dflash import MARKOV_HEADS, DFlashHead, DFlashHeadConfig
 from .eagle3_config import SPECULATORS_VERSION, speculators_config
 from .layout import Layout, Published, dtype_of, first_reason, members
 
@@ -39,25 +39,26 @@ KINDS_OF_LAYERS = ["full_attention", "sliding_attention"]
 
 def unsupported_by_speculators(config: PreTrainedConfig) -> dict[str, Any]:
     """Reasons why speculators' layout may have no place for a head, and whether each holds."""
-    block, anchored = Block.of(config), _windows_from_anchor(config)
+    block = DFlashHeadConfig.of(config)
+    from_each = _has_windows(block) and not block.window_from_anchor
     return {
         WITHOUT_VOCABULARY: not _knows_vocabulary(config),
-        "its block is causal in layers without a window (JetSpec)": "full_attention" in _causal(config, block),
-        "its windows reach from each place of the block, not from the first": anchored is False,
+        "its block is causal in layers without a window (JetSpec)": "full_attention" in _causal(block),
+        "its windows reach from each place of the block, not from the first": from_each,
         "it scales embeddings or logits": _scales(block),
     }
 
 
 def for_speculators(config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published:
-    block, kind = Block.of(config), _kind(config)
-    window = block.sliding_window if "sliding_attention" in config.layer_types else None
+    block = DFlashHeadConfig.of(config)
+    kind, window = _kind(block), block.sliding_window if _has_windows(block) else None
     fields = {
         "architectures": [NAMES[kind]],
         "speculators_model_type": kind,
         "speculators_version": SPECULATORS_VERSION,
         "speculators_config": getattr(config, "speculators_config", None) or speculators_config(kind, block.max_draft_tokens),
-        "transformer_layer_config": _layers(config, window),
-        "draft_vocab_size": config.draft_vocab_size,
+        "transformer_layer_config": _layers(block, window),
+        "draft_vocab_size": block.draft_vocab_size,
         "block_size": block.block_size,
         "mask_token_id": block.mask_token_id,
         "aux_hidden_state_layer_ids": list(block.hidden_layers),
@@ -66,40 +67,37 @@ def for_speculators(config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Pub
         "sample_from_anchor": block.sample_from_anchor,
         "tie_word_embeddings": False,
         "dtype": dtype_of(tensors),
-        **{name: getattr(config, name) for name in ADDED[kind]},
+        **{name: getattr(block, name) for name in ADDED[kind]},
     }
     tensors = _published(tensors)
     if "d2t" in tensors:
-        tensors["t2d"] = members(tensors["d2t"].cpu(), config.vocab_size)
+        tensors["t2d"] = members(tensors["d2t"].cpu(), block.vocab_size)
     return fields, tensors
 
 
 def unsupported_by_z_lab(config: PreTrainedConfig) -> dict[str, Any]:
     """The same of z-lab's layout."""
-    block, anchored = Block.of(config), _windows_from_anchor(config)
-    is_dspark = _kind(config) == "dspark"
+    block = DFlashHeadConfig.of(config)
+    has_windows, is_dspark = _has_windows(block), _kind(block) == "dspark"
     return {
         WITHOUT_VOCABULARY: not _knows_vocabulary(config),
-        "it has a draft vocabulary of its own": getattr(config, "has_own_ids", False),
+        "it has a draft vocabulary of its own": block.has_own_ids,
         "it is a DSpark head, and DeepSpec's files hold the target's embeddings and output layer": is_dspark,
         "its newest token's place predicts": block.sample_from_anchor,
-        "its windows reach from the first place of the block, not from each": anchored,
-        "its block is causal in layers without a window only": (
-            anchored is not None and _causal(config, block) == {"full_attention"}
-        ),
+        "its windows reach from the first place of the block, not from each": has_windows and block.window_from_anchor,
+        "its block is causal in layers without a window only": has_windows and _causal(block) == {"full_attention"},
     }
 
 
 def for_z_lab(config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published:
-    block, kind = Block.of(config), _kind(config)
-    causal, kinds = _causal(config, block), set(config.layer_types)
+    block = DFlashHeadConfig.of(config)
+    kind, causal = _kind(block), _causal(block)
     own = {
         "mask_token_id": block.mask_token_id,
         "target_layer_ids": list(block.target_layer_ids),
-        **{name: getattr(config, name) for name in ADDED[kind]},
-        **{name: getattr(block, name) for name in _scales(block)},
+        **{name: getattr(block, name) for name in (*ADDED[kind], *_scales(block))},
     }
-    fields = _layers(config, block.sliding_window + 1 if "sliding_attention" in kinds else None)
+    fields = _layers(block, block.sliding_window + 1 if _has_windows(block) else None)
     fields |= {
         "architectures": [NAMES[kind]],
         "block_size": block.block_size,
@@ -109,38 +107,37 @@ def for_z_lab(config: PreTrainedConfig, tensors: dict[str, Tensor]) -> Published
         "dtype": dtype_of(tensors),
     }
     if causal != {"sliding_attention"}:  # which is what layers with a window are where nothing is said
-        fields["is_causal"] = causal == kinds
+        fields["is_causal"] = causal == {*block.layer_types}
     return fields, _published(tensors)
 
 
-def _kind(config: PreTrainedConfig) -> str:
+def _kind(block: DFlashHeadConfig) -> str:
     """What it is called in speculators."""
-    if getattr(config, "markov_rank", 0) or getattr(config, "enable_confidence_head", False):
+    if block.markov_rank or block.enable_confidence_head:
         return "dspark"
-    return "dflash2" if getattr(config, "selector_rank", 0) else "dflash"
+    return "dflash2" if block.selector_rank else "dflash"
 
 
 def _knows_vocabulary(config: PreTrainedConfig) -> bool:
     return hasattr(config, "vocab_size") and hasattr(config, "draft_vocab_size")
 
 
-def _windows_from_anchor(config: PreTrainedConfig) -> bool | None:
-    """`Block.window_from_anchor`; `None` where no layer has a window."""
-    return Block.of(config).window_from_anchor if "sliding_attention" in config.layer_types else None
+def _has_windows(block: DFlashHeadConfig) -> bool:
+    return "sliding_attention" in (block.layer_types or ())
 
 
-def _causal(config: PreTrainedConfig, block: Block) -> set[str]:
+def _causal(block: DFlashHeadConfig) -> set[str]:
     """The kinds of its layers in which the block is causal."""
-    return set(block.causal_layer_types) & set(config.layer_types)
+    return {*block.causal_layer_types} & {*block.layer_types}
 
 
-def _scales(block: Block) -> list[str]:
+def _scales(block: DFlashHeadConfig) -> list[str]:
     """The names of those that are not as without them."""
-    return [name for name in SCALES if getattr(block, name) != getattr(Block, name)]
+    return [name for name in SCALES if getattr(block, name) != getattr(DFlashHeadConfig, name)]
 
 
-def _layers(config: PreTrainedConfig, window: int | None) -> dict[str, Any]:
-    fields = {name: getattr(config, name) for name in (*LAYER_FIELDS, "head_dim", "layer_types", "vocab_size")}
+def _layers(block: DFlashHeadConfig, window: int | None) -> dict[str, Any]:
+    fields = {name: getattr(block, name) for name in (*LAYER_FIELDS, "head_dim", "layer_types", "vocab_size")}
     windows = {"sliding_window": window, "use_sliding_window": window is not None}
     return fields | windows | {"model_type": "qwen3", "attention_bias": False}
 

@@ -10,7 +10,7 @@ from transformers import MuseGlimmerAssistantModel
 import hf_speculative as hs
 from hf_speculative.call.sources import source_of
 from hf_speculative.heads import layout_of, load_head, write_head
-from hf_speculative.heads.dflash import Block, DFlashHead
+from hf_speculative.heads.dflash import DFlashHead, DFlashHeadConfig
 from hf_speculative.models.loading import load_model
 from tests.support import blocks, heads, tiny
 from tests.support.execution import have_equal_weights
@@ -50,7 +50,7 @@ def test_files_hold_a_head_bit_for_bit(kind, write):
     found = {blocks.RENAMED.get(name, name): tensor for name, tensor in head.state_dict().items()}
     assert all(tensor.equal(published[name]) for name, tensor in found.items())
     assert published.keys() - found.keys() == ({"t2d"} if "vocabulary" in parts else set())
-    block = Block.of(head.config)
+    block = DFlashHeadConfig.of(head.config)
     assert block.hidden_layers == (1, 2) and block.max_draft_tokens == blocks.BLOCK - 1
     assert block.window_from_anchor is (layout == "speculators") and block.sliding_window == 8
     assert source_of("draft_model", head).method == ("dspark" if "markov" in parts else "dflash")
@@ -61,7 +61,7 @@ def test_what_is_saved_loads_again(kind, write, tmp_path, pairs):
     head = load_head(write(kind), attn_implementation="eager")
     head.save_pretrained(tmp_path / "saved")
     again = load_model(tmp_path / "saved")
-    assert type(again) is type(head) and Block.of(again.config) == Block.of(head.config)
+    assert type(again) is type(head) and blocks.told(again) == blocks.told(head)
     assert have_equal_weights(again, head.state_dict())
     same_as_plain(pairs[False][0], tiny.prompts(2), {"max_new_tokens": 8}, draft_model=again)
 

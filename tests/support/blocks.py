@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import silu
 
+from hf_speculative.heads.dflash import DFlashHeadConfig
 from tests.support import tied
 
 RENAMED = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
@@ -250,3 +251,10 @@ class Plain(PlainLayers):
             before = self.tensors["markov_head.markov_w1.weight"][torch.tensor([newest, *drafted])[: len(states)]]
             states = torch.cat([states[: len(before)], before], 1)
         return self.linear(states, "confidence_head.proj")[:, 0]
+
+
+def told(head) -> dict:
+    """What a head's config says of its block, in whichever class."""
+    config = DFlashHeadConfig.of(head.config)
+    names = (*DFlashHeadConfig.__annotations__, "block_size", "mask_token_id", "target_layer_ids", "sliding_window")
+    return {name: getattr(config, name) for name in names}
