@@ -30,7 +30,7 @@ from .call.statistics import Statistics
 from .drafting.source import DraftSource
 from .hf_compat import ContinuousMixin
 from .interfaces import Drafter
-from .models import in_modes_of_a_call, modes_of_a_call, pool, probe
+from .models import in_modes_of_a_call, modes_of_a_call, pool
 from .models.model_state import forget
 from .models.shallow import REPLACED
 from .types import Round
@@ -192,7 +192,6 @@ def detach(model: PreTrainedModel) -> PreTrainedModel:
         for one in attached.models:
             pool.release(one)
     pool.release(target)
-    probe.forget(target)
     forget(target)
     return model
 

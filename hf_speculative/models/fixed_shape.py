@@ -17,10 +17,9 @@ from ..interfaces import CachedModel
 from ..types import Batch, uploaded
 from . import native
 from .attention import folds_by
-from .cached_model import device_of, without_dropout
+from .cached_model import device_of
 from .execution import Execution, ragged_model
 from .linears import num_by_kernel
-from .model_state import kept_with
 from .probe import extend, once, random_tokens
 from .prompts import read_alone
 from .replays import ladder
@@ -133,17 +132,18 @@ def free_columns(model: PreTrainedModel, execution: Execution, num_rows: int) ->
         execution: of passes.
         num_rows: of a pass.
     """
-    num, known = num_by_kernel(model), kept_with(model)
+    num = num_by_kernel(model)
     if not num:
         return 0
-    kind = free_columns, execution, num, model.dtype, torch.get_num_threads()
-    if kind not in known:
+
+    def trial() -> int:
         target = ragged_model(model, execution=execution)
         target.reads_alone = True
         columns = min(TRIED_COLUMNS, native.WIDE // max([1, *folds_by(target.model)]))
-        with without_dropout(model), torch.no_grad():
-            known[kind] = columns if _are_same(model, target, TRIED_ROWS, columns) else 0
-    columns = min(known[kind], native.WIDE // num_rows)
+        return columns if _are_same(model, target, TRIED_ROWS, columns) else 0
+
+    kind = free_columns, execution, num, model.dtype, torch.get_num_threads()
+    columns = min(once(model, kind, trial), native.WIDE // num_rows)
     return columns if columns >= NUM_COLUMNS else 0
 
 

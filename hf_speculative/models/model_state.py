@@ -18,12 +18,12 @@ def kept_with(model: PreTrainedModel) -> dict[Hashable, Any]:
 
 
 def loaded_for(model: PreTrainedModel) -> dict[Hashable, Any]:
-    """Models and texts that were loaded to draft for the model, which no text changes."""
+    """What no text changes: models and texts that were loaded to draft for the model, and what was found by trying it out."""
     return _loaded.setdefault(model, {})
 
 
 def forget(model: PreTrainedModel) -> None:
-    """Drop all state kept with the model, and what was loaded for it."""
+    """Drop all state kept with the model, and what was loaded for it or found of its weights and modules, which may change."""
     _kept.pop(model, None)
     _loaded.pop(model, None)
 

@@ -5,8 +5,7 @@ The reference is steps of one token, each prepared by the model's own `prepare_i
 
 import math
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from .cached_model import device_of, last_id, num_cached_of_image, without_dropo
 from .early_exit import EarlyExitModel
 from .inputs import Inputs, text_inputs
 from .masks import is_recurrent
+from .model_state import loaded_for
 from .multimodal import multimodal_class_for
 from .ragged import RaggedModel
 from .universal import UniversalModel
@@ -38,8 +38,6 @@ LONGEST_WINDOW = 1024
 LONGEST_PROMPT, NUM_ROWS = 16, 2
 #: texts on which untested models are tried
 SEEDS = 16
-#: what was found, by what was tried
-_found: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Any]] = WeakKeyDictionary()
 Found = TypeVar("Found")
 
 
@@ -104,20 +102,15 @@ def once(model: PreTrainedModel, what: Hashable, trial: Callable[[], Found]) -> 
     Raises:
         ValueError: the model's logits are no numbers.
     """
-    known = _found.setdefault(model, {})
-    if what not in known:
+    known, key = loaded_for(model), (once, what)
+    if key not in known:
         try:
             with without_dropout(model), torch.no_grad():
-                known[what] = trial()
+                known[key] = trial()
         except NoNumbers:
             way_out = "load or train it anew, or pass `draft_model=None` for plain decoding"
             raise ValueError(f"logits of {type(model).__name__} are no numbers (nan): {way_out}.") from None
-    return known[what]
-
-
-def forget(model: PreTrainedModel) -> None:
-    """Drop what was found, of weights and modules that may have changed."""
-    _found.pop(model, None)
+    return known[key]
 
 
 def universal_deviation(

@@ -5,6 +5,7 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.models import MultimodalModel, RaggedModel, StaticModel, choose_for, prepared_inputs, probe
+from hf_speculative.models.model_state import forget
 from hf_speculative.models.universal import UniversalModel
 from hf_speculative.types import Batch, Prefix
 from tests.architectures.check import build
@@ -101,13 +102,13 @@ def test_a_type_that_is_not_known_is_tried(models, monkeypatch):
     target = models["qwen2_5_vl"]
     monkeypatch.setattr(probe, "is_tested_universal", lambda model, by_type=False: False)
     inputs = prepared(target)
-    probe._found.pop(target, None)
+    forget(target)
     assert choose_for(target, inputs).has_media
-    probe._found.pop(target, None)
+    forget(target)
     after = UniversalModel.position_after_prompt
     monkeypatch.setattr(UniversalModel, "position_after_prompt", lambda self: after(self) + 1)
     assert choose_for(target, inputs).name == "universal"
-    probe._found.pop(target, None)
+    forget(target)
 
 
 def test_positions_belong_to_their_rows(models):
