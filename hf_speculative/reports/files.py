@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 ERRORS = "backslashreplace"
 
 
-def check_output(option: str, path: str | Path, makes_folders: bool = False) -> None:
+def check_output(option: str, path: str | os.PathLike, makes_folders: bool = False) -> None:
     """Whether a file can be where `option` wants it, before anything else is done.
 
     Args:
@@ -50,7 +50,7 @@ def make_folder(option: str, folder: Path) -> None:
         raise ValueError(f"{option}: no folder can be made there ({error.strerror}): name another place.") from error
 
 
-def write(path: str | Path, content: str | bytes) -> None:
+def write(path: str | os.PathLike, content: str | bytes) -> None:
     """The whole file in one step: a kill, or a full disk, leaves the old one. A link stays one.
 
     Raises:
@@ -79,7 +79,7 @@ def append(file: IO[bytes], line: str, kept: str) -> None:
 
 
 @contextmanager
-def named(path: str | Path, kept: str) -> Iterator[None]:
+def named(path: str | os.PathLike, kept: str) -> Iterator[None]:
     """An error of the system, such as a full disk, says which file it is about, and what was kept."""
     try:
         yield

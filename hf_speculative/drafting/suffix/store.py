@@ -13,9 +13,10 @@ from threading import Lock
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from transformers import PreTrainedTokenizerBase
 
+from ...reports.files import write
 from ...tokenizers.vocabulary import is_padding
 from .index import END, NGRAMS, Index
 
@@ -169,6 +170,10 @@ class SuffixStore:
         """Write all documents into one safetensors file: int32 `tokens`, and where `documents` begin.
 
         A file of that name is replaced as a whole: processes that have loaded it keep what they have.
+
+        Raises:
+            ValueError: there can be no file of that name.
+            OSError: naming the file.
         """
         with self._lock:
             pieces = [index.tokens[max(0, self._first - start) :] for start, index in self._parts]
@@ -178,12 +183,7 @@ class SuffixStore:
             }
         names = ("_vocabulary", "_vocab_size", "max_tokens", "max_documents")
         metadata = {"format": FORMAT, "settings": json.dumps({name: getattr(self, name) for name in names})}
-        partial = Path(f"{os.fspath(path)}.{os.getpid()}.partial")
-        try:
-            save_file(tensors, partial, metadata)
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write(path, save(tensors, metadata))
 
     @classmethod
     def load(cls, path: str | os.PathLike, tokenizer: PreTrainedTokenizerBase | None = None) -> SuffixStore:
