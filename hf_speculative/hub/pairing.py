@@ -27,8 +27,8 @@ from ..call.option_types import wrong_type
 from ..call.sources import SETTINGS_OF_ONE, is_configured
 from ..generation import DraftModel, attach
 from ..models import device_of
-from ..models.loading import LOADING, OF_REPOSITORY, load_model
-from ..names import AND
+from ..models.loading import load_model
+from ..names import AND, LOADING, OF_REPOSITORY
 from ..reports import files
 
 FILE_NAME = "speculative_config.json"

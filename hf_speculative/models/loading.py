@@ -9,9 +9,8 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from .. import names
 from ..heads import layout_of, load_head
-from ..heads.layout import misfits_of
+from ..heads.layout import HeadFiles, misfits_of
 from ..hf_compat import loads
-from ..names import LOADING, OF_REPOSITORY
 
 
 def load_model(name: str | Path, **kwargs) -> PreTrainedModel:
@@ -27,8 +26,7 @@ def load_model(name: str | Path, **kwargs) -> PreTrainedModel:
     kwargs.setdefault("trust_remote_code", False)  # else transformers asks on standard input
     if (head := load_head(name, **kwargs)) is not None:
         return head
-    places = (*LOADING, *OF_REPOSITORY, "subfolder")
-    auto_class = auto_class_for(name, **{key: kwargs[key] for key in places if key in kwargs})
+    auto_class = auto_class_for(name, **{key: kwargs[key] for key in HeadFiles.PLACES if key in kwargs})
     with remote_code_explained(name):
         model, info = auto_class.from_pretrained(name, output_loading_info=True, **kwargs)
     # A mismatched key comes with both of its shapes.
