@@ -8,7 +8,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList, set_seed
 
 import hf_speculative as hs
-from hf_speculative.drafting import StringMatch, TokenIntersection
+from hf_speculative.drafting.model_drafter import StringMatch, TokenIntersection
 from hf_speculative.models import EarlyExitModel, RaggedModel, native
 from hf_speculative.models.described import FOLDER
 from hf_speculative.models.linears import num_by_kernel

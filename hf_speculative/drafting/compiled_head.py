@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..heads.eagle3 import Eagle3Model
-from ..models import MAX_COLUMNS, AttentionLayers, RaggedCache, no_nodes
+from ..models import AttentionLayers, RaggedCache, no_nodes
 from ..models.replays import Replays, ladder, padded, rounded_up
-from ..models.traced import HeadPass
+from ..models.traced import MAX_COLUMNS, HeadPass
 from ..models.traced_cache import layouts_of_head
 
 #: columns of captured passes; wider ones read prompts

@@ -18,8 +18,6 @@ from .ragged_cache import RaggedCache, fed_slots
 from .recording import RecordingModel, RecordingUniversalModel, states_unsupported_reason
 from .shallow import exchanged
 from .sharding import are_several, group_of, is_sharded, is_staged, num_parameters, weights_of_a_pass
-from .static import StaticModel
-from .traced import MAX_COLUMNS
 from .universal import TextModel, UniversalModel
 from .verified_types import fits_trees, has_tested_modules, is_tested_multimodal, is_tested_ragged, is_tested_universal
 from .windowed import WindowedModel

@@ -13,7 +13,8 @@ import hf_speculative as hs
 from hf_speculative.call import learned
 from hf_speculative.drafting.source import DraftSource
 from hf_speculative.models import artifacts
-from hf_speculative.schedules import Adaptive, Costs, RoundCosts, round_costs
+from hf_speculative.schedules import Adaptive, RoundCosts, round_costs
+from hf_speculative.types import Costs
 from tests.support import tiny
 
 pytestmark = pytest.mark.measures

@@ -8,8 +8,9 @@ import hf_speculative as hs
 from hf_speculative.call import sources
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.call.option_table import checked
-from hf_speculative.drafting import CorpusSuffix, DraftModel, PromptSuffix, Recycling
+from hf_speculative.drafting import DraftModel
 from hf_speculative.drafting.draft_model import DraftModelSource
+from hf_speculative.drafting.proposers import CorpusSuffix, PromptSuffix, Recycling
 from hf_speculative.drafting.source import HeadSource
 from hf_speculative.drafting.texts import NgramSource
 from hf_speculative.models import RaggedModel, RecordingModel

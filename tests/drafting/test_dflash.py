@@ -6,7 +6,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 import hf_speculative as hs
-from hf_speculative.drafting import DFlash, DynamicTreeDrafter
+from hf_speculative.drafting import DynamicTreeDrafter
+from hf_speculative.drafting.dflash import DFlash
 from hf_speculative.heads import load_head
 from hf_speculative.types import Batch
 from tests.support import blocks, distributions, heads, tiny

@@ -5,7 +5,8 @@ import torch
 from transformers import LogitsProcessor, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 import hf_speculative as hs
-from hf_speculative.drafting import DFlash, DraftModel, DynamicTreeDrafter
+from hf_speculative.drafting import DraftModel, DynamicTreeDrafter
+from hf_speculative.drafting.dflash import DFlash
 from hf_speculative.drafting.dynamic_tree import Levels
 from hf_speculative.models import RaggedModel
 from hf_speculative.sampling.samplers import SHARPNESS

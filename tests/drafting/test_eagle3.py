@@ -6,7 +6,8 @@ from torch.nn.functional import embedding
 from transformers import DynamicCache
 
 import hf_speculative as hs
-from hf_speculative.drafting import DynamicTreeDrafter, Eagle3, PEagle
+from hf_speculative.drafting import DynamicTreeDrafter
+from hf_speculative.drafting.eagle3 import Eagle3, PEagle
 from hf_speculative.heads import load_head
 from hf_speculative.interfaces import CachedModel
 from hf_speculative.models.loading import check_name

@@ -8,10 +8,11 @@ import torch
 from hf_speculative import SpeculativeConfig
 from hf_speculative.call.options import read_options
 from hf_speculative.call.sources import source_of
-from hf_speculative.drafting import DynamicTreeDrafter, TreeDrafter
+from hf_speculative.drafting import DynamicTreeDrafter
 from hf_speculative.drafting.dynamic_tree import MergedTree
-from hf_speculative.schedules import Adaptive, Constant, Costs, HybridSchedule
-from hf_speculative.types import Batch
+from hf_speculative.drafting.tree_drafter import TreeDrafter
+from hf_speculative.schedules import Adaptive, Constant, HybridSchedule
+from hf_speculative.types import Batch, Costs
 from tests.support import distributions, tiny
 from tests.support.plain import agrees, reproduces_plain, same_as_plain
 

@@ -5,11 +5,14 @@ import random
 import pytest
 
 from hf_speculative import SpeculativeConfig
-from hf_speculative.drafting import DraftModel, DynamicTreeDrafter, HybridDrafter, PromptSuffix, Recycling, TreeDrafter
+from hf_speculative.drafting import DraftModel, DynamicTreeDrafter
 from hf_speculative.drafting.dynamic_tree import MergedTree, united
+from hf_speculative.drafting.hybrid import HybridDrafter
+from hf_speculative.drafting.proposers import PromptSuffix, Recycling
+from hf_speculative.drafting.tree_drafter import TreeDrafter
 from hf_speculative.models import RaggedModel
-from hf_speculative.schedules import Adaptive, Constant, Costs, HybridSchedule
-from hf_speculative.types import Nodes
+from hf_speculative.schedules import Adaptive, Constant, HybridSchedule
+from hf_speculative.types import Costs, Nodes
 from tests.support import distributions, tiny, trees
 from tests.support.cases import a_third, slow_but
 from tests.support.compared import compared_model

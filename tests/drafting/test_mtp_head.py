@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 import hf_speculative as hs
-from hf_speculative.drafting import RecursiveMtp
+from hf_speculative.drafting.mtp import RecursiveMtp
 from hf_speculative.heads import load_head, write_head
 from tests.support import distributions, heads, tied, tiny
 from tests.support.blocks import PlainLayers

@@ -7,7 +7,8 @@ import torch
 from transformers import StoppingCriteria
 
 import hf_speculative as hs
-from hf_speculative.drafting import StringMatch, TokenIntersection, draft_model
+from hf_speculative.drafting import draft_model
+from hf_speculative.drafting.model_drafter import StringMatch, TokenIntersection
 from hf_speculative.models import RaggedModel
 from hf_speculative.tokenizers.alignment import Translation
 from tests.architectures import check as architectures

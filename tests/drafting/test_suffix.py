@@ -8,8 +8,8 @@ import torch
 
 import hf_speculative as hs
 from hf_speculative.call.configuration import as_keywords
-from hf_speculative.drafting import SuffixStore
 from hf_speculative.drafting.suffix.growing import GrowingText
+from hf_speculative.drafting.suffix.store import SuffixStore
 from hf_speculative.drafting.texts import NgramSource
 from hf_speculative.schedules import Constant
 from tests.support import tiny, tongues

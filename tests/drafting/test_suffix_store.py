@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import hf_speculative as hs
-from hf_speculative.drafting import SuffixStore
+from hf_speculative.drafting.suffix.store import SuffixStore
 from tests.support import tiny, tongues
 from tests.support.drafters import brute_force, suffix_drafter
 

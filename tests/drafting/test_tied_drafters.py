@@ -10,7 +10,10 @@ from transformers.cache_utils import MtpCache
 
 import hf_speculative as hs
 from hf_speculative.call import checks
-from hf_speculative.drafting import DFlash, Gemma4Assistant, Mtp, mtp
+from hf_speculative.drafting import mtp
+from hf_speculative.drafting.dflash import DFlash
+from hf_speculative.drafting.gemma4_assistant import Gemma4Assistant
+from hf_speculative.drafting.mtp import Mtp
 from hf_speculative.models import choose
 from hf_speculative.schedules import ConfidenceStop, Constant, Heuristic
 from tests.support import distributions, tied, tiny

@@ -7,9 +7,12 @@ from transformers import AutoModelForCausalLM
 
 import hf_speculative as hs
 from hf_speculative.call.sources import source_of
-from hf_speculative.drafting import CorpusSuffix, PromptSuffix, Recycling, SuffixStore, TreeDrafter
 from hf_speculative.drafting.mtp import MtpSource
-from hf_speculative.schedules import BestNodes, Constant, Costs
+from hf_speculative.drafting.proposers import CorpusSuffix, PromptSuffix, Recycling
+from hf_speculative.drafting.suffix.store import SuffixStore
+from hf_speculative.drafting.tree_drafter import TreeDrafter
+from hf_speculative.schedules import BestNodes, Constant
+from hf_speculative.types import Costs
 from tests.architectures.check import build
 from tests.support import distributions, tiny
 from tests.support.cases import slow_but

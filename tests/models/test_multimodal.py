@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import hf_speculative as hs
-from hf_speculative.models import MultimodalModel, RaggedModel, StaticModel, choose_for, prepared_inputs, probe
+from hf_speculative.models import MultimodalModel, RaggedModel, choose_for, prepared_inputs, probe
 from hf_speculative.models.model_state import forget
+from hf_speculative.models.static import StaticModel
 from hf_speculative.models.universal import UniversalModel
 from hf_speculative.types import Batch, Prefix
 from tests.architectures.check import build

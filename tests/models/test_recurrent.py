@@ -12,7 +12,6 @@ from transformers import DynamicCache
 import hf_speculative as hs
 from hf_speculative.models import (
     RaggedModel,
-    StaticModel,
     UniversalModel,
     choose,
     prompts as reading,
@@ -25,6 +24,7 @@ from hf_speculative.models.execution import Execution, ragged_model
 from hf_speculative.models.inputs import text_inputs
 from hf_speculative.models.prompts import read
 from hf_speculative.models.recurrent_cache import Recurrence, RecurrentLayer
+from hf_speculative.models.static import StaticModel
 from hf_speculative.models.written import StateLayout
 from tests.architectures.check import build
 from tests.architectures.configs import VOCAB

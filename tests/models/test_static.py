@@ -9,8 +9,9 @@ import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
 
 import hf_speculative as hs
-from hf_speculative.models import RaggedModel, StaticModel, execution, pool, replays
+from hf_speculative.models import RaggedModel, execution, pool, replays
 from hf_speculative.models.execution import Execution
+from hf_speculative.models.static import StaticModel
 from tests.architectures.check import build
 from tests.support import distributions, tiny
 from tests.support.cases import RECURRENT, a_third, slow_but

@@ -10,8 +10,8 @@ import torch
 import hf_speculative as hs
 from hf_speculative.call.configuration import as_keywords
 from hf_speculative.drafting import DynamicTreeDrafter, draft_model
-from hf_speculative.schedules import Adaptive, BestNodes, Constant, Costs
-from hf_speculative.types import Batch, Round
+from hf_speculative.schedules import Adaptive, BestNodes, Constant
+from hf_speculative.types import Batch, Costs, Round
 from tests.support import distributions, tied, tiny
 from tests.support.plain import reproduces_plain, same_as_plain
 

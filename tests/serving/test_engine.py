@@ -14,11 +14,10 @@ from hf_speculative.call.configuration import as_keywords
 from hf_speculative.models import ragged_cache
 from hf_speculative.models.ragged import RaggedModel
 from hf_speculative.models.ragged_cache import RaggedLayer
-from hf_speculative.schedules import Costs
 from hf_speculative.serving.engine import Closed, QueueFull
 from hf_speculative.serving.requests import Request
 from hf_speculative.serving.rows import Rows, weights_of
-from hf_speculative.types import Draft
+from hf_speculative.types import Costs, Draft
 from tests.support import tiny
 from tests.support.execution import fix_costs
 from tests.support.served import PATIENCE, alone, running, submit

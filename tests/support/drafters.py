@@ -1,19 +1,12 @@
 """One of each shipped drafter that needs no help from the target; what suffixes propose, by brute force."""
 
-from hf_speculative.drafting import (
-    CorpusSuffix,
-    DraftModel,
-    DynamicTreeDrafter,
-    HybridDrafter,
-    PromptSuffix,
-    Proposer,
-    Recycling,
-    StringMatch,
-    SuffixStore,
-    TokenIntersection,
-    TreeDrafter,
-)
+from hf_speculative.drafting import DraftModel, DynamicTreeDrafter
+from hf_speculative.drafting.hybrid import HybridDrafter
+from hf_speculative.drafting.model_drafter import StringMatch, TokenIntersection
+from hf_speculative.drafting.proposers import CorpusSuffix, PromptSuffix, Proposer, Recycling
 from hf_speculative.drafting.suffix.index import MOST_VOTES
+from hf_speculative.drafting.suffix.store import SuffixStore
+from hf_speculative.drafting.tree_drafter import TreeDrafter
 from hf_speculative.models import RaggedModel
 from hf_speculative.tokenizers.alignment import Translation
 from tests.support import tiny, tongues

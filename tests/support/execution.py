@@ -4,7 +4,8 @@ import torch
 
 from hf_speculative.models import linears
 from hf_speculative.models.execution import EAGER, Execution
-from hf_speculative.schedules import Costs, RoundCosts
+from hf_speculative.schedules import RoundCosts
+from hf_speculative.types import Costs
 
 
 def run_as(monkeypatch, **execution) -> None:
