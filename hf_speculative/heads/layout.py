@@ -23,8 +23,12 @@ WEIGHTS = (utils.SAFE_WEIGHTS_NAME, utils.SAFE_WEIGHTS_INDEX_NAME), (utils.WEIGH
 MAX_NAMED = 4
 
 
-def wrong_reason(d2t: Tensor, vocab_size: int) -> str | None:
-    """Why `d2t` is no map from draft tokens d to d + d2t[d], of the target's `vocab_size` tokens; `None` if it is one."""
+def wrong_reason(d2t: Tensor, vocab_size: int, t2d: Tensor | None = None) -> str | None:
+    """Why `d2t` is no map from draft tokens d to d + d2t[d], of the target's `vocab_size` tokens; `None` if it is one.
+
+    Args:
+        t2d: which of these have a draft token, if a file says so.
+    """
     if d2t.is_floating_point() or d2t.ndim != 1:
         return f"of type {str(d2t.dtype).removeprefix('torch.')} is no list of ids"
     ids = of_target(d2t)
@@ -32,6 +36,8 @@ def wrong_reason(d2t: Tensor, vocab_size: int) -> str | None:
         return f"leads to the token ids {int(ids.min())} to {int(ids.max())}, and the target has 0 to {vocab_size - 1}"
     if len(ids.unique()) < len(ids):
         return f"leads {len(ids) - len(ids.unique())} draft tokens to target tokens that others stand for already"
+    if t2d is not None and (differing := int((members(d2t, vocab_size) != t2d.bool()).sum())):
+        return f"and t2d {tuple(t2d.shape)} disagree about {differing} tokens, so that drafts would mean other tokens"
     return None
 
 
@@ -153,13 +159,6 @@ class Layout:
         """The files' tensors by their names in the model; what no pass of ours reads is left out."""
         return {name: tensor for name, tensor in tensors.items() if not name.startswith(self.of_target)}
 
-    def check_values(self, tensors: dict[str, Tensor], config: PreTrainedConfig) -> None:
-        """What tensors have to hold beside their shapes.
-
-        Raises:
-            ValueError: they do not.
-        """
-
     @classmethod
     def unsupported(cls, config: PreTrainedConfig) -> dict[str, Any]:
         """Reasons why the layout may have no place for a head of this config, one of `models`, and whether each holds."""
@@ -209,10 +208,10 @@ class Layout:
             model = self.models[type(config)](config)
         self._check_shapes(tensors, model)
         if "d2t" in tensors:
-            reason = wrong_reason(tensors["d2t"], config.get_text_config(decoder=True).vocab_size)
+            size = config.get_text_config(decoder=True).vocab_size
+            reason = wrong_reason(tensors["d2t"], size, tensors.get("t2d"))
         if d2t is not None and reason is not None:
             raise ValueError(f"{self.files.name}: d2t {tuple(d2t.shape)} {reason}: give the draft as it was published.")
-        self.check_values(tensors, config)
         return config, tensors
 
     def load(self, **kwargs) -> PreTrainedModel:
