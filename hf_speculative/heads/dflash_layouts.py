@@ -16,15 +16,15 @@ LAYER_FIELDS = (MuseGlimmerAssistantConfig.__annotations__.keys() & Qwen3Config.
     *("attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id"),
     *("head_dim", "layer_types", "sliding_window"),  # which some files do not say
 }
-#: fields of what heads add, by the same names in all layouts
-CONVOLUTION = ("conv_kernel_size", "conv_group_size")
-SELECTOR = ("selector_rank", "selector_top_k")
-MARKOV = ("markov_rank", "markov_head_type")
-CONFIDENCE = ("enable_confidence_head", "confidence_head_with_markov")
-#: the first of each tells whether it is there
-PARTS = (CONVOLUTION, SELECTOR, MARKOV, CONFIDENCE)
+#: fields of what heads add, by the same names in all layouts, and speculators' values where the file leaves them out
+CONVOLUTION = {"conv_kernel_size": 2, "conv_group_size": 16}
+SELECTOR = {"selector_rank": 256, "selector_top_k": 16}
+MARKOV = {"markov_rank": 256, "markov_head_type": "vanilla"}
+CONFIDENCE = {"enable_confidence_head": True, "confidence_head_with_markov": True}
+#: by the field of each that tells whether it is there
+PARTS = {next(iter(part)): part for part in (CONVOLUTION, SELECTOR, MARKOV, CONFIDENCE)}
 #: by speculators' type of head, what it adds and the name of its class
-ADDED = {"dflash": (), "dflash2": (*CONVOLUTION, *SELECTOR), "dspark": (*MARKOV, *CONFIDENCE)}
+ADDED: dict[str, dict[str, Any]] = {"dflash": {}, "dflash2": CONVOLUTION | SELECTOR, "dspark": MARKOV | CONFIDENCE}
 NAMES = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "DSparkDraftModel"}
 WITHOUT_VOCABULARY = "its config does not say how many tokens the target has (`vocab_size`, `draft_vocab_size`)"
 SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
@@ -32,8 +32,6 @@ SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping
 ARCHITECTURES = {*NAMES.values(), "Qwen3DSparkModel", "Gemma4DSparkModel"}
 #: what the files of some other kinds of heads say, which nothing here runs
 UNKNOWN = ("draft_shift", "shift_label", "fc_norm", "use_swa", "dspark_backbone_conv_enabled")
-#: speculators' values, by its type of head, of the fields in `ADDED` that the file leaves out
-DEFAULTS: dict[str, tuple] = {"dflash": (), "dflash2": (2, 16, 256, 16), "dspark": (256, "vanilla", True, True)}
 KINDS_OF_LAYERS = ["full_attention", "sliding_attention"]
 
 
@@ -175,7 +173,7 @@ class DFlashLayout(Layout):
         fields["layer_types"] = getattr(layers, "layer_types", None) or KINDS_OF_LAYERS[:1] * layers.num_hidden_layers
         dtype = self.files.fields.get("dtype", self.files.fields.get("torch_dtype"))
         ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-        adds = own["draft_vocab_size"] < own["vocab_size"] or any(own.get(group[0]) for group in PARTS)
+        adds = own["draft_vocab_size"] < own["vocab_size"] or any(map(own.get, PARTS))
         kind = DFlashHeadConfig if adds else MuseGlimmerAssistantConfig
         return kind(**fields | ids | own, dtype=dtype, tie_word_embeddings=False)
 
@@ -240,7 +238,7 @@ class ZLabLayout(DFlashLayout):
         return AutoConfig.for_model(kind, **fields)
 
     def fields(self, layers: PreTrainedConfig) -> dict[str, Any]:
-        parts = [name for group in PARTS if self.value(group[0]) for name in group]
+        parts = [name for tells, part in PARTS.items() if self.value(tells) for name in part]
         window = getattr(layers, "sliding_window", None)
         return {
             **{name: self.value(name) for name in ("block_size", "mask_token_id", *SCALES, *parts)},
@@ -288,7 +286,7 @@ class SpeculatorsDFlashLayout(DFlashLayout):
         is_bidirectional = self._or("sliding_window_non_causal", kind == "dflash2")
         size, from_anchor = self._or("block_size", 8), self._or("sample_from_anchor", kind == "dspark")
         return {
-            **{name: self._or(name, default) for name, default in zip(ADDED[kind], DEFAULTS[kind], strict=True)},
+            **{name: self._or(name, default) for name, default in ADDED[kind].items()},
             "block_size": size,
             "mask_token_id": self.value("mask_token_id"),
             "target_layer_ids": None if states is None else [index - 1 for index in states],
