@@ -138,12 +138,16 @@ class FoldedMasks(AttentionLayers):
         return mask
 
 
-class Before(nn.Module):
-    """The part of a `Pass` before the layers: from its first inputs to states and shared tensors."""
+class Around(nn.Module):
+    """A part of a `Pass` before or after the layers."""
 
     def __init__(self, whole: Pass, watch: Watch, samples: Samples):
         super().__init__()
         self.whole, self.watch, self.samples = whole, watch, samples
+
+
+class Before(Around):
+    """The part of a `Pass` before the layers: from its first inputs to states and shared tensors."""
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """
@@ -214,12 +218,8 @@ class Layer(nn.Module):
         return output[0] if isinstance(output, tuple) else output
 
 
-class After(nn.Module):
+class After(Around):
     """The part of a `Pass` after the layers: logits of some columns, and their argmax."""
-
-    def __init__(self, whole: Pass, watch: Watch, samples: Samples):
-        super().__init__()
-        self.whole, self.watch, self.samples = whole, watch, samples
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         """
