@@ -64,7 +64,7 @@ def without_padding(inputs, sequences):
 def test_a_target_whose_trees_no_test_compares_takes_chains(monkeypatch):
     willing = SimpleNamespace(takes_trees=True, branches_with=lambda sampler: True)
     assert parts.may_branch(willing, tiny.llama(), willing, willing, willing)
-    monkeypatch.setattr(verified_types, "TESTED_TREES", frozenset())
+    monkeypatch.setitem(verified_types.TESTED, "trees", [])
     assert not parts.may_branch(willing, tiny.llama(), willing, willing, willing)
 
 

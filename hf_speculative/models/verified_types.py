@@ -6,15 +6,12 @@ from pathlib import Path
 from torch import nn
 from transformers import PreTrainedModel
 
-_TESTED = json.loads((Path(__file__).parent / "tested_types.json").read_text())
-#: model types that tests/models/test_ragged.py compares with plain `generate`, so that none needs to be asked
-TESTED_TYPES = frozenset(_TESTED["ragged"])
-#: types that `python -m tests.architectures` found exact by the universal path, on the oldest and the newest transformers
-TESTED_UNIVERSAL = frozenset(_TESTED["universal"])
-#: those of them that it found exact on the ragged path with an image or a recording in the prompt
-TESTED_MULTIMODAL = frozenset(_TESTED["multimodal"])
-#: types whose logits for a branching tree of draft tokens it found equal to those of the paths one by one
-TESTED_TREES = frozenset(_TESTED["trees"])
+#: types of models by what was tested.
+#: "ragged": tests/models/test_ragged.py compares them with plain `generate`, so that none needs to be asked;
+#: "universal": `python -m tests.architectures` found them exact by the universal path, on the oldest and newest transformers;
+#: "multimodal": those of them that it found exact on the ragged path with an image or a recording in the prompt;
+#: "trees": their logits for a branching tree of draft tokens it found equal to those of the paths one by one
+TESTED: dict[str, list[str]] = json.loads((Path(__file__).parent / "tested_types.json").read_text())
 #: packages whose modules the tests ran; `transformers.integrations` has quantised and foreign layers
 TESTED_MODULES = ("torch.nn.", "torch.distributed.", "transformers.", "peft.", "hf_speculative.")
 #: packages whose hooks move weights and leave what is computed alone
@@ -58,21 +55,21 @@ def is_tested_ragged(model: PreTrainedModel, by_type: bool = False) -> bool:
     Args:
         by_type: whatever its modules are, for what rounding does not change.
     """
-    return model.config.model_type in TESTED_TYPES and (by_type or has_tested_modules(model))
+    return model.config.model_type in TESTED["ragged"] and (by_type or has_tested_modules(model))
 
 
 def is_tested_multimodal(model: PreTrainedModel) -> bool:
     """Whether tests compared such a model on the ragged path with more than ids in the prompt."""
-    return model.config.model_type in TESTED_MULTIMODAL
+    return model.config.model_type in TESTED["multimodal"]
 
 
 def fits_trees(model: PreTrainedModel) -> bool:
     """Whether trees of draft tokens are right on the ragged path; types that no test compares take chains."""
-    return model.config.model_type in TESTED_TREES
+    return model.config.model_type in TESTED["trees"]
 
 
 def is_tested_universal(model: PreTrainedModel, by_type: bool = False) -> bool:
     """Whether tests compared such a model on the universal path, the language model in it included."""
     outer, inner = model.config.model_type, model.config.get_text_config(decoder=True).model_type
-    is_own = inner.startswith(outer) or inner in TESTED_TYPES | TESTED_UNIVERSAL
-    return outer in TESTED_UNIVERSAL and is_own and (by_type or has_tested_modules(model))
+    is_own = inner.startswith(outer) or inner in TESTED["ragged"] + TESTED["universal"]
+    return outer in TESTED["universal"] and is_own and (by_type or has_tested_modules(model))

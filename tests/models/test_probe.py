@@ -23,7 +23,7 @@ UNKNOWN_BUT_FITTING = {"helium": tiny.GATED | {"head_dim": 8}, "smollm3": tiny.G
 def test_a_type_the_tests_do_not_cover_is_tried_once(model_type, monkeypatch):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **UNKNOWN_BUT_FITTING[model_type])).eval()
-    assert model_type not in verified_types.TESTED_TYPES and fits_ragged(model)
+    assert model_type not in verified_types.TESTED["ragged"] and fits_ragged(model)
     monkeypatch.setattr(probe, "_deviation_from_steps", lambda *args: pytest.fail("asked twice"))
     assert fits_ragged(model)
     same_as_plain(model, tiny.prompts(2), draft_model=model)
@@ -38,7 +38,7 @@ def test_positions_from_a_cache_are_seen_by_name():
 def test_the_probe_sees_wrong_logits(monkeypatch):
     """Its own negative control: with wrong positions for several tokens on top of a cache, a model that fits does not pass."""
     model = tiny.llama()
-    monkeypatch.setattr(verified_types, "TESTED_TYPES", frozenset())
+    monkeypatch.setitem(verified_types.TESTED, "ragged", [])
     original = model.forward
 
     def shifted(*args, position_ids, **kwargs):

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from hf_speculative.models.verified_types import TESTED_TREES
+from hf_speculative.models.verified_types import TESTED
 from tests.architectures import page
 from tests.architectures.check import MAPPINGS, examine, types_of
 from tests.architectures.runner import run
@@ -29,7 +29,7 @@ QUICK = ("gpt_neo", "zaya", "rwkv", "llava")
 def test_a_sample_is_exact_by_the_path_it_is_known_to_take(case):
     result = examine(*case)
     assert result.outcome == SAMPLE[case], result.message
-    assert result.trees or case[1] not in TESTED_TREES
+    assert result.trees or case[1] not in TESTED["trees"]
 
 
 def test_the_page_shows_the_results_kept():
@@ -43,7 +43,7 @@ def test_types_are_exact_or_refused():
     jobs += SAMPLE.keys() - {*jobs}
     results = list(run(jobs, num_processes=2, seconds=120, gigabytes=12))
     assert not [result for result in results if result.outcome in ("raised", "wrong")]
-    assert not [result for result in results if result.trees is False and result.model_type in TESTED_TREES]
+    assert not [result for result in results if result.trees is False and result.model_type in TESTED["trees"]]
     found = {(result.mapping, result.model_type): result.outcome for result in results}
     assert found == found | SAMPLE
     exact = Counter(result.mapping for result in results if result.outcome in ("ragged", "universal"))
