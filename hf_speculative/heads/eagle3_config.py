@@ -48,9 +48,6 @@ class SpeculatorsConfig(PreTrainedConfig):
     def get_text_config(self, decoder=None, encoder=None) -> PreTrainedConfig:
         return self.transformer_layer_config
 
-    def to_dict(self) -> dict[str, Any]:
-        return self._published(super().to_dict())
-
     def to_diff_dict(self) -> dict[str, Any]:
         layers = {"transformer_layer_config": self.transformer_layer_config.to_diff_dict()}
         return self._published(super().to_diff_dict() | layers)
