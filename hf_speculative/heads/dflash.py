@@ -4,6 +4,8 @@ transformers' `MuseGlimmerAssistantModel` is such a head, and runs those that ha
 what others add: a draft vocabulary of their own, DFlash 2's convolutions and selector, DSpark's Markov and confidence heads.
 """
 
+from typing import Any
+
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
@@ -147,7 +149,7 @@ class DFlashHeadConfig(MuseGlimmerAssistantConfig):
     Args:
         block_size: tokens of a block, the newest one and masks.
         target_layer_ids: layers of the target whose outputs are read; -1 is the embeddings.
-        vocab_size: the target's.
+        vocab_size: the target's; `None`: not known, as of what transformers' own class says.
         draft_vocab_size: tokens that the head can propose; its output layer is its own where these are fewer.
         sample_from_anchor: the newest token's place predicts as well, each place the token after it; else a mask predicts the
             token in its own place.
@@ -164,8 +166,8 @@ class DFlashHeadConfig(MuseGlimmerAssistantConfig):
 
     model_type = "dflash_head"
 
-    vocab_size: int = 128256
-    draft_vocab_size: int = 128256
+    vocab_size: Any = None
+    draft_vocab_size: Any = None
     sample_from_anchor: bool = False
     causal_layer_types: list[str] | tuple[str, ...] = ()
     window_from_anchor: bool = False
@@ -219,7 +221,7 @@ class DFlashHeadConfig(MuseGlimmerAssistantConfig):
     @property
     def has_own_ids(self) -> bool:
         """Its ids are not the target's, and with them its output layer."""
-        return self.draft_vocab_size < self.vocab_size
+        return self.vocab_size is not None and self.draft_vocab_size < self.vocab_size
 
 
 class DFlashHead(MuseGlimmerAssistantModel):

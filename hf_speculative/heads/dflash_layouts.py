@@ -40,7 +40,7 @@ def unsupported_by_speculators(config: PreTrainedConfig) -> dict[str, Any]:
     block = DFlashHeadConfig.of(config)
     from_each = _has_windows(block) and not block.window_from_anchor
     return {
-        WITHOUT_VOCABULARY: not _knows_vocabulary(config),
+        WITHOUT_VOCABULARY: block.draft_vocab_size is None,
         "its block is causal in layers without a window (JetSpec)": "full_attention" in _causal(block),
         "its windows reach from each place of the block, not from the first": from_each,
         "it scales embeddings or logits": _scales(block),
@@ -78,7 +78,7 @@ def unsupported_by_z_lab(config: PreTrainedConfig) -> dict[str, Any]:
     block = DFlashHeadConfig.of(config)
     has_windows, is_dspark = _has_windows(block), _kind(block) == "dspark"
     return {
-        WITHOUT_VOCABULARY: not _knows_vocabulary(config),
+        WITHOUT_VOCABULARY: block.draft_vocab_size is None,
         "it has a draft vocabulary of its own": block.has_own_ids,
         "it is a DSpark head, and DeepSpec's files hold the target's embeddings and output layer": is_dspark,
         "its newest token's place predicts": block.sample_from_anchor,
@@ -114,10 +114,6 @@ def _kind(block: DFlashHeadConfig) -> str:
     if block.markov_rank or block.enable_confidence_head:
         return "dspark"
     return "dflash2" if block.selector_rank else "dflash"
-
-
-def _knows_vocabulary(config: PreTrainedConfig) -> bool:
-    return hasattr(config, "vocab_size") and hasattr(config, "draft_vocab_size")
 
 
 def _has_windows(block: DFlashHeadConfig) -> bool:
