@@ -83,10 +83,6 @@ class Processes:
 
         return gather_object(entries)
 
-    def gather_first(self, entry: Any) -> Any:
-        """The first rank's entry where the ranks share a model, so that all decide alike; else `entry`."""
-        return self.gather([entry])[0] if self.shares_model else entry
-
 
 #: entries of each weight that are hashed
 NUM_SAMPLES = 1024
@@ -151,14 +147,15 @@ def files_of_ranks(path: Path) -> list[Path]:
 
 @dataclass
 class Plan:
-    """The header and settings of an evaluation, and its file of results."""
+    """The header and settings of an evaluation, its file of results, and the processes that share it."""
 
     header: dict[str, Any]
     settings: list[Setting]
     path: Path | None
+    processes: Processes
 
     @contextmanager
-    def locked(self, processes: Processes) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Lock the file against other evaluations.
 
         The first process holds the lock for all. The operating system releases it if the process is killed; the lock file may
@@ -171,21 +168,21 @@ class Plan:
             yield
             return
         lock, refused = FileLock(f"{self.path}.lock"), []
-        if processes.rank == 0:
+        if self.processes.rank == 0:
             try:
                 lock.acquire(timeout=0)
             except Timeout:
                 refused.append("another evaluation is writing it")
             except OSError as error:
                 refused.append(f"it cannot be locked, {error}")
-        for reason in processes.gather(refused):
+        for reason in self.processes.gather(refused):
             raise ValueError(f"`results={str(self.path)!r}`: {reason}. Wait, then call again, or name another file.")
         try:
             yield
         finally:
             lock.release()
 
-    def known(self, processes: Processes) -> Journal:
+    def known(self) -> Journal:
         """Read what earlier runs recorded in the files of all processes.
 
         Raises:
@@ -195,7 +192,7 @@ class Plan:
         found = [Journal.read(path) for path in paths if path.exists() and path.stat().st_size]
         for journal in found:
             self.check(journal)
-        return self.merged(processes.gather(found))
+        return self.merged(self.processes.gather(found))
 
     def merged(self, journals: list[Journal]) -> Journal:
         """Merge journals: each call once, this run's header, all settings."""
@@ -211,11 +208,12 @@ class Plan:
             merged.merge(journal)
         return merged
 
-    def path_of(self, processes: Processes) -> Path | None:
-        """The file that a process writes: the first process the given one, others a file beside it."""
-        if self.path is None or not processes.writes:
+    @property
+    def own_path(self) -> Path | None:
+        """The file that this process writes: the first process the given one, others a file beside it."""
+        if self.path is None or not self.processes.writes:
             return None
-        return self.path.with_name(f"{self.path.name}.rank{processes.rank}") if processes.rank else self.path
+        return self.path.with_name(f"{self.path.name}.rank{self.processes.rank}") if self.processes.rank else self.path
 
     def finish(self, evaluation: Evaluation) -> None:
         """Write all calls to one file, in order, and delete the files of other processes."""

@@ -159,10 +159,8 @@ def evaluate(
     ignored = [name for name in OF_SAMPLING if generate_kwargs.get(name) is not None]
     if ignored and not any(setting.temperature for setting in settings):
         raise ValueError(f"`{ignored[0]}={generate_kwargs[ignored[0]]!r}` has no effect on greedy decoding: add a temperature.")
-    if (
-        grammar := generate_kwargs.get("grammar")
-    ) is not None:  # the file may change, and results are continued by what it says
-        generate_kwargs["grammar"] = read_grammar(grammar)
+    if (grammar := generate_kwargs.get("grammar")) is not None:
+        generate_kwargs["grammar"] = read_grammar(grammar)  # the file may change, and results are continued by what it says
     kwargs = chat_keywords(model, tokenizer, raw) | generate_kwargs | {"max_new_tokens": max_new_tokens}
     kwargs = settings_of_rows(model, tokenizer, kwargs)
     decoder = Decoder(model, tokenizer, drafts, kwargs, seed, others, forgets=repeats > 1)
@@ -186,9 +184,9 @@ def evaluate(
         "is_chat": speaks_chat(tokenizer) and not raw,
         "is_encoder_decoder": model.config.is_encoder_decoder,
     }
-    plan = Plan(header, settings, None if results is None else Path(results))
-    with plan.locked(processes), frozen((attached_to(model)[1] or SpeculativeConfig()).learn):
-        return _run(plan, prompts, decoder, processes, task, progress, skip_failing, minutes)
+    plan = Plan(header, settings, None if results is None else Path(results), processes)
+    with plan.locked(), frozen((attached_to(model)[1] or SpeculativeConfig()).learn):
+        return _run(plan, prompts, decoder, task, progress, skip_failing, minutes)
 
 
 class Stopped(KeyboardInterrupt):
@@ -208,16 +206,9 @@ def evaluate_until_stopped(*args, **kwargs) -> tuple[Evaluation, bool]:
 
 
 def _run(
-    plan: Plan,
-    prompts: Prompts,
-    decoder: Decoder,
-    processes: Processes,
-    task: Task | None,
-    progress: bool,
-    skip_failing: bool,
-    minutes: float | None,
+    plan: Plan, prompts: Prompts, decoder: Decoder, task: Task | None, progress: bool, skip_failing: bool, minutes: float | None
 ) -> Evaluation:
-    journal = plan.known(processes)
+    journal, processes = plan.known(), plan.processes
     for setting in plan.settings:  # what it lacked may be there now
         journal.failures.pop(setting.name, None)
     for row in prompts.bad_rows:
@@ -228,7 +219,7 @@ def _run(
     repeats, deadline = plan.header["repeats"], math.inf if minutes is None else time.monotonic() + 60 * minutes
     total = sum(map(len, mine)) * len(plan.settings) * repeats
     shown = tqdm(total=total, unit="call", disable=not progress or processes.rank > 0, dynamic_ncols=True)
-    with journal.written_to(plan.path_of(processes)), shown:
+    with journal.written_to(plan.own_path), shown:
         runner = Runner(decoder, plan.settings, journal, repeats, skip_failing, shown.set_description, shown.update)
         if skip_failing:
             runner.check()
@@ -240,7 +231,8 @@ def _run(
             for setting in dict.fromkeys(setting for _, calls in missing for setting, _ in calls):
                 runner.warm_up(setting, warming)
             for turns in mine:
-                if processes.gather_first(time.monotonic() > deadline):
+                is_over = [time.monotonic() > deadline]
+                if any(processes.gather(is_over) if processes.shares_model else is_over):  # so that these decide alike
                     break
                 _converse(turns, prompts, runner)
         except KeyboardInterrupt as error:

@@ -46,6 +46,6 @@ def test_all_processes_hear_that_the_file_is_taken(tmp_path):
     """Those that do not ask for the lock would else wait for the first one for ever."""
     heard = Processes(rank=1, count=2)
     object.__setattr__(heard, "gather", lambda entries: [*entries, "another evaluation is writing it"])
-    with pytest.raises(ValueError, match="another evaluation"), Plan({}, [], tmp_path / "out.jsonl").locked(heard):
+    with pytest.raises(ValueError, match="another evaluation"), Plan({}, [], tmp_path / "out.jsonl", heard).locked():
         pytest.fail("it went on")
     assert not list(tmp_path.iterdir()), "only the first process locks"
