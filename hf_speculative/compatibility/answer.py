@@ -19,7 +19,6 @@ from ..command.prompts import built_in_prompts
 from ..drafting.source import DraftSource
 from ..measuring.results import FEWEST_TOKENS, Evaluation
 from ..measuring.settings import NamedDraft, Setting
-from ..measuring.speedup import Recommendation
 from ..models import num_parameters
 from ..tokenizers.chat import as_chat, speaks_chat
 from ..tokenizers.loading import tokenizer_beside
@@ -27,10 +26,7 @@ from ..tokenizers.vocabulary import VocabularyMatch
 from .defaults import BATCH_SIZES, SECONDS
 from .doctor import Examination, Reading, other_readings
 from .fit import ModelReport, notes_on, report_of
-from .running import candidates, decodings, of_draft, short_evaluation
-
-#: names of decoding, and whether it samples
-DECODINGS = {"greedy": False, "sampled": True}
+from .running import candidates, of_draft, short_evaluation, temperatures
 
 
 @dataclass(frozen=True)
@@ -46,11 +42,6 @@ class Advice:
     evaluations: Mapping[int, Evaluation]
     parameters: dict[str, int]
     examination: Examination | None = None
-
-    def recommendation(self, decoding: str, batch_size: int = 1) -> Recommendation | None:
-        """Which source to use; `None` where none could be measured."""
-        found = self.evaluations[batch_size].recommendations
-        return next((one for one in found if bool(one.best.temperature) == DECODINGS[decoding]), None)
 
     def pays_at(self, batch_size: int) -> bool | None:
         """Some source is clearly faster than plain decoding, greedy or sampled; `None` if it is too close to tell."""
@@ -71,7 +62,7 @@ class Advice:
     @property
     def verdict(self) -> str:
         """The advice in a few sentences: worth it or not, and with what."""
-        told = [self._about(decoding, size) for size in self.evaluations for decoding in DECODINGS]
+        told = [self._about(size, t) for size, evaluation in self.evaluations.items() for t in evaluation.temperatures]
         about_head = [] if self.examination is None else [self.examination.verdict]
         return " ".join([self._answer(), *told, *about_head])
 
@@ -83,15 +74,15 @@ class Advice:
         said = {True: "worth it", False: "not worth it", None: "too close to tell"}
         return ", ".join(f"{said[answer]} at batch {size}" for size, answer in answers.items()).capitalize() + "."
 
-    def _about(self, decoding: str, batch_size: int) -> str:
-        evaluation, samples = self.evaluations[batch_size], DECODINGS[decoding]
+    def _about(self, batch_size: int, temperature: float) -> str:
+        evaluation, decoding = self.evaluations[batch_size], "Sampled" if temperature else "Greedy"
         size = f" at batch {batch_size}" if len(self.evaluations) > 1 else ""
         told = "no source could be measured."
-        if (found := self.recommendation(decoding, batch_size)) is not None:
+        if (found := evaluation.recommendation(temperature)) is not None:
             told = found.advice
-        elif any(evaluation.is_too_short(s) for s in evaluation.settings if bool(s.temperature) == samples):
+        elif any(evaluation.is_too_short(s) for s in evaluation.settings if s.temperature == temperature):
             told = f"fewer than {FEWEST_TOKENS} tokens of each source tell nothing: give more `seconds`."
-        return f"{decoding.capitalize()}{size}: {told}"
+        return f"{decoding}{size}: {told}"
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -201,7 +192,7 @@ def check(
     differs = answer.vocabulary is not None and answer.vocabulary.strategy != "same"
     drafts = {} if name is None else {name: NamedDraft(draft, draft_tokenizer if differs else None)}
     tried = [*(() if name is None else of_draft(name)), *candidates(target)]
-    settings = [Setting(temperature=t, **options) for t in decodings(target).values() for options in tried]
+    settings = [Setting(temperature=t, **options) for t in temperatures(target) for options in tried]
     sizes = list(dict.fromkeys(batch_sizes))
     examination = None
     with tqdm(total=seconds, delay=BAR_DELAY, leave=False, disable=not progress, bar_format=BAR) as bar:

@@ -49,9 +49,9 @@ def of_draft(name: str) -> list[dict[str, Any]]:
     return [{"draft_model": name, "num_draft_tokens": NUM_DRAFT_TOKENS}, {"draft_model": name}]
 
 
-def decodings(target: PreTrainedModel) -> dict[str, float]:
-    """Temperatures by name: greedy, and sampled as the target's generation config says."""
-    return {"greedy": 0.0, "sampled": float(getattr(target.generation_config, "temperature", None) or 1.0)}
+def temperatures(target: PreTrainedModel) -> tuple[float, float]:
+    """Greedy decoding's, and that of sampling as the target's generation config says."""
+    return 0.0, float(getattr(target.generation_config, "temperature", None) or 1.0)
 
 
 def short_evaluation(

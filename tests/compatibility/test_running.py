@@ -9,7 +9,7 @@ import torch
 from hf_speculative.call.sources import source_of
 from hf_speculative.compatibility import running
 from hf_speculative.compatibility.answer import Advice
-from hf_speculative.compatibility.running import candidates, decodings, of_draft, short_evaluation
+from hf_speculative.compatibility.running import candidates, of_draft, short_evaluation, temperatures
 from hf_speculative.measuring.settings import NamedDraft, Setting
 from hf_speculative.models.model_state import kept_with
 from tests.architectures.check import build
@@ -43,7 +43,7 @@ def test_which_sources_are_tried_on_a_target(target, tmp_path):
 
 def test_every_source_on_the_same_texts(target, twin):
     options = [*of_draft("draft"), *candidates(target)]
-    settings = [Setting(temperature=t, **one) for t in decodings(target).values() for one in options]
+    settings = [Setting(temperature=t, **one) for t in temperatures(target) for one in options]
     found = tried(target, twin, settings)
     assert found.is_complete and not found.failures and not found.bad_rows and not found.differences
     assert {found.totals(setting).num_prompts for setting in found.settings} == {4}
@@ -107,7 +107,7 @@ def test_verdicts(name):
     advice = Advice({1: evaluation}, {"target": 10})
     assert advice.is_worth_it is is_worth_it and sentence in advice.verdict
     assert "nan" not in advice.verdict and "None" not in advice.verdict
-    assert (advice.recommendation("greedy") is None) == (name == "none") and advice.recommendation("sampled") is None
+    assert (evaluation.recommendation(0.0) is None) == (name == "none")
 
 
 def test_what_pays_at_one_batch_size_and_not_at_another():
