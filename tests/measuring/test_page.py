@@ -12,7 +12,7 @@ from rich.console import Console
 from hf_speculative.call.statistics import RowStatistics, Statistics
 from hf_speculative.measuring import Evaluation
 from hf_speculative.measuring.journal import BadRow, Call, Difference, Journal, Row
-from hf_speculative.measuring.render import page, screen
+from hf_speculative.measuring.render import page, result_table, screen
 from hf_speculative.measuring.settings import Setting, with_baselines
 from hf_speculative.reports.formats import significant
 from tests.support import browser
@@ -209,9 +209,9 @@ def test_nothing_is_hidden_or_turned_around(tmp_path):
 
 
 def test_markdown_has_the_same_tables(tmp_path):
-    page.write_report(plenty(), tmp_path / "report.md")
+    page.write_report({"": plenty()}, result_table.markdown(plenty()), tmp_path / "report.md")
     assert_as_stored("evaluation.md", (tmp_path / "report.md").read_text(encoding="utf-8"))
-    page.write_report(hostile(), tmp_path / "hostile.md")
+    page.write_report({"": hostile()}, result_table.markdown(hostile()), tmp_path / "hostile.md")
     assert "\x1b" not in (tmp_path / "hostile.md").read_text(encoding="utf-8")
 
 

@@ -156,10 +156,8 @@ def _show(settings: Options, out: Console, runs: "list[Run]", found: "dict[Place
     from ..render import page, screen, suites
 
     screen.print_suites(out, runs, found, settings.glossary)
-    if settings.report is not None and (settings.report.suffix.lower() == ".md" or not found):
-        files.write(settings.report, suites.text(runs))
-    elif settings.report is not None:
-        page.write(found, settings.report)
+    if settings.report is not None:
+        page.write_report(found, suites.text(runs), settings.report)
 
 
 def _pair(settings: Options) -> "Pair":

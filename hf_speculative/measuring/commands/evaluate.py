@@ -75,7 +75,7 @@ def eval_command(settings: Options, drafting: dict[str, Any]) -> None:
     """
     with ends_at_once():  # not above, since it imports torch: `--help` answers at once
         from ..plan import is_first_process
-        from ..render import page, screen
+        from ..render import page, result_table, screen
         from ..run import evaluate_until_stopped
 
     err = Console(stderr=True, highlight=False)
@@ -112,7 +112,7 @@ def eval_command(settings: Options, drafting: dict[str, Any]) -> None:
     if settings.json_file is not None:
         files.write(settings.json_file, json.dumps(evaluation.to_dict(), indent=1) + "\n")
     if settings.report is not None:
-        page.write_report(evaluation, settings.report)
+        page.write_report({"": evaluation}, result_table.markdown(evaluation), settings.report)
         err.print(Text(f"report: {settings.report}"))
     if is_stopped:
         raise typer.Exit(STOPPED)  # scripts have to see that the results are partial

@@ -36,9 +36,9 @@ def write(found: Mapping[Any, Evaluation], path: Path) -> None:
     files.write(path, html)
 
 
-def write_report(evaluation: Evaluation, path: Path) -> None:
-    """Write a report in the format of the file's ending: `.md` is Markdown, any other an HTML page."""
-    if path.suffix.lower() == ".md":
-        files.write(path, result_table.markdown(evaluation))
+def write_report(found: Mapping[Any, Evaluation], markdown: str, path: Path) -> None:
+    """Write a report in the format of the file's ending: `.md` is Markdown, any other a page of what was found, if anything."""
+    if path.suffix.lower() == ".md" or not found:
+        files.write(path, markdown)
     else:
-        write({"": evaluation}, path)
+        write(found, path)
