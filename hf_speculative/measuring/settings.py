@@ -143,9 +143,7 @@ class Setting:
             raise ValueError(f"`rival={rival!r}` beside {', '.join(known)}: a rival takes `num_draft_tokens` only.")
         if known and not sources and rival is None:
             raise ValueError(f"`{next(iter(known))}` has no effect without a source of drafts: name one.")
-        object.__setattr__(self, "temperature", temperature)
-        object.__setattr__(self, "options", known)
-        object.__setattr__(self, "rival", rival)
+        vars(self).update(temperature=temperature, options=known, rival=rival)  # it is frozen
 
     @property
     def argument(self) -> str | None:
