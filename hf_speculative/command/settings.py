@@ -152,10 +152,6 @@ def help_line(name: str, also: str | None = None) -> str:
     return " ".join(filter(None, parts)).replace("`", "")
 
 
-#: help of the option of that name
-GRAMMAR = "What the text has to be: a .json file with a JSON schema, a .lark file, or the text of a grammar."
-
-
 def option(name: str, *flags: str, default: Any = None, also: str | None = None, **about: Any) -> Any:
     """A field of settings that is an option of `generate`: help and range as in the table of options."""
     least = getattr(ROWS[name].type, "minimum", None)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ..command.checks import check_file, check_model, numbers
 from ..command.loading import load_pair, load_target
-from ..command.settings import GRAMMAR, ExactMachine, Machine, option, raw_setting, setting, target_option, with_settings
+from ..command.settings import ExactMachine, Machine, option, raw_setting, setting, target_option, with_settings
 from ..command.terminal import loading
 from .defaults import BATCH_SIZES, SECONDS
 
@@ -29,7 +29,7 @@ class Options:
     prompts: Path | None = setting(None, "File of prompts, as for eval. Default: built-in ones.", check=check_file)
     field: str = setting("prompt", "The column with the prompts: texts, or lists of chat messages.")
     raw: bool = raw_setting()
-    grammar: str | None = setting(None, GRAMMAR)
+    grammar: str | None = option("grammar", also="Here a .json or .lark file, or the text of a grammar.")
     sample: bool = setting(False, "Check for sampling, which matters if the vocabularies differ.")
     machine: ExactMachine = a_field(default_factory=ExactMachine)
     json: bool = setting(False, "Print the answer as JSON.")

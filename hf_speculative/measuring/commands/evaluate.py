@@ -13,7 +13,7 @@ from ...call.option_table import DRAFTS, ROWS, checked
 from ...command.checks import check_data, naming, numbers
 from ...command.interrupts import STOPPED, ends_at_once
 from ...command.loading import load_embedded, load_target, loadable
-from ...command.settings import GRAMMAR, Machine, Reading, option, setting, target_option, with_drafting_options, with_settings
+from ...command.settings import Machine, Reading, option, setting, target_option, with_drafting_options, with_settings
 from ...command.terminal import loading
 from ...reports import files
 
@@ -41,7 +41,7 @@ class Options:
     top_p: float | None = setting(None, "Sample the likeliest tokens, up to this sum; 1 is off.", least=0.0, most=1.0)
     max_new_tokens: int = setting(128, "The most tokens to generate for each prompt.", least=1)
     stop: list[str] | None = setting(None, "A text that ends a completion. Repeat the option for several.")
-    grammar: str | None = setting(None, GRAMMAR)
+    grammar: str | None = option("grammar", also="Here a .json or .lark file, or the text of a grammar.")
     batch_size: int = setting(1, "Prompts decoded together.", least=1)
     seed: int = setting(0, "Random seed for sampling, the same for every setting.")
     score: str | None = setting(None, "A task score: exact_match, or your own as module:function.")

@@ -14,16 +14,7 @@ from ...call.option_table import DRAFTS, ROWS
 from ...command.interrupts import STOPPED
 from ...command.loading import load_pair
 from ...command.prompts import built_in_prompts
-from ...command.settings import (
-    GRAMMAR,
-    ExactMachine,
-    option,
-    raw_setting,
-    setting,
-    target_option,
-    with_drafting_options,
-    with_settings,
-)
+from ...command.settings import ExactMachine, option, raw_setting, setting, target_option, with_drafting_options, with_settings
 from ...command.terminal import loading
 
 #: the most prompts whose texts are shown by default
@@ -45,7 +36,7 @@ class Options:
     temperature: float = setting(0.0, "0 takes the likeliest token (greedy); above 0, tokens are sampled.", least=0.0)
     top_k: int = setting(0, "Sample only among the k likeliest tokens; 0 is off.", least=0)
     top_p: float = setting(1.0, "Sample the likeliest tokens, up to this sum; 1 is off.", least=0.0, most=1.0)
-    grammar: str | None = setting(None, GRAMMAR)
+    grammar: str | None = option("grammar", also="Here a .json or .lark file, or the text of a grammar.")
     seed: int = setting(0, "Random seed for sampling: the same seed gives the same texts again.")
     batch_size: int = setting(1, "How many prompts are decoded together.", least=1)
     repeats: int | None = setting(
