@@ -259,9 +259,7 @@ class Evaluation:
         """For each prompt done both ways, whether all its texts equal plain decoding's; empty where that is not promised."""
         found: dict[int, bool] = {}
         if setting.is_exact and not setting.is_plain:
-            theirs = self.calls.get(setting.baseline.name, {})
-            both = ((call, theirs[batch]) for batch, call in self.calls[setting.name].items() if batch in theirs)
-            for ours, plain in both:
+            for ours, plain in self._done_both_ways(setting, setting.baseline):
                 for row, expected in zip(ours.rows, plain.rows, strict=True):
                     found[row.index] = found.get(row.index, True) and row.new_ids == expected.new_ids
         return found
@@ -272,13 +270,13 @@ class Evaluation:
         if setting == other or self.is_too_short(setting) or self.is_too_short(other):
             return None
         spread = quartiles if self.spread_name == QUARTILES else interval
-        return Speedup.of(self.pairs(setting, other, part).values(), spread)
+        pairs = ((part(ours), part(theirs)) for ours, theirs in self._done_both_ways(setting, other))
+        return Speedup.of(((own, others) for own, others in pairs if own is not None and others is not None), spread)
 
-    def pairs(self, setting: Setting, other: Setting, part: Part = WHOLE) -> dict[int, tuple[Work, Work]]:
-        """The work of both settings for each batch that both have done."""
-        ours, theirs = self.calls[setting.name], self.calls.get(other.name, {})
-        both = ((batch, part(call), part(theirs[batch])) for batch, call in ours.items() if batch in theirs)
-        return {batch: (own, plain) for batch, own, plain in both if own is not None and plain is not None}
+    def _done_both_ways(self, setting: Setting, other: Setting) -> list[tuple[Call, Call]]:
+        """The calls of both settings for each batch that both have done."""
+        theirs = self.calls.get(other.name, {})
+        return [(call, theirs[batch]) for batch, call in self.calls[setting.name].items() if batch in theirs]
 
 
 def user_speed(row: Row) -> float | None:

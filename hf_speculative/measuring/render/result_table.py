@@ -104,16 +104,13 @@ def sections(found: Mapping[Any, Evaluation]) -> list[Section]:
     Args:
         found: evaluations by place: what they differ in, such as the batch size; a single one by `""`.
     """
-    return [
-        Section(
-            ", ".join(filter(None, (str(place), wording.temperature(temperature)))),
-            evaluation,
-            [evaluation.totals(setting) for setting in evaluation.settings if setting.temperature == temperature],
-            evaluation.recommendation(temperature),
-        )
-        for place, evaluation in found.items()
-        for temperature in evaluation.temperatures
-    ]
+    shown = []
+    for place, evaluation in found.items():
+        for temperature in evaluation.temperatures:
+            title = ", ".join(filter(None, (str(place), wording.temperature(temperature))))
+            totals = [evaluation.totals(setting) for setting in evaluation.settings if setting.temperature == temperature]
+            shown.append(Section(title, evaluation, totals, evaluation.recommendation(temperature)))
+    return shown
 
 
 def tone_of(spread: Sequence[float] | None) -> str:
