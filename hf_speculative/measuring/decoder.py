@@ -221,16 +221,18 @@ class Runner:
         """The calls of a batch to do: settings and call numbers. None of a batch with a bad row."""
         if not indices or not self.journal.bad_rows.keys().isdisjoint(indices):
             return []
-        numbers = range(batch * self.repeats, (batch + 1) * self.repeats)
+        calls = [(setting, number) for number in self._numbers(batch) for setting in self._turned(number)]
+        done, failed = self.journal.calls, self.journal.failures
         return [
-            (setting, number)
-            for number in numbers
-            # rotated, so that no setting always follows the same other one
-            for setting in self._turned(number)
-            if (setting.name, number) not in self.journal.calls and setting.name not in self.journal.failures
+            (setting, number) for setting, number in calls if (setting.name, number) not in done and setting.name not in failed
         ]
 
+    def _numbers(self, batch: int) -> range:
+        """The numbers of a batch's calls."""
+        return range(batch * self.repeats, (batch + 1) * self.repeats)
+
     def _turned(self, number: int) -> list[Setting]:
+        """The settings from another one on for each number, so that none always follows the same other one."""
         first = number % len(self.settings)
         return self.settings[first:] + self.settings[:first]
 
@@ -284,7 +286,7 @@ class Runner:
                 break
             self.journal.add(call)
             self.count()
-        for number in range(batch * self.repeats, (batch + 1) * self.repeats):
+        for number in self._numbers(batch):
             self._compare(number, ids)
 
     def _compare(self, number: int, prompts: list[list[int]]) -> None:
