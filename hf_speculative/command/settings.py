@@ -76,13 +76,16 @@ def check_ranges(settings: Any) -> None:
 
 
 def parameter(name: str, kind: Any, default: Any, about: About) -> inspect.Parameter:
-    """Describe an option for typer; `kind` is what its value is read as, `MISSING` as a default asks for a value."""
+    """Describe an option for typer; `kind` is what its value is read as, `MISSING` as a default asks for a value.
+
+    What a command line calls it stands in the annotation as well.
+    """
     flags = about.flags or ((f"--{name.replace('_', '-')}",) if default is False else ())
     help = f"{about.help} One of {', '.join(about.choices)}." if about.choices else about.help
     shown = {"help": help, "min": about.least, "max": about.most, "rich_help_panel": about.panel}
     told = typer.Argument(**shown) if about.is_argument else typer.Option(*flags, **shown)  # type: ignore[arg-type]
     default = inspect.Parameter.empty if default is dataclasses.MISSING else default
-    annotation: Any = Annotated[kind, told]  # type: ignore[name-defined]
+    annotation: Any = Annotated[kind, told, _flag(name, about)]  # type: ignore[name-defined]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

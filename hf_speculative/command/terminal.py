@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import typer
 from rich.console import Console
 from rich.text import Text
-from typer.models import ArgumentInfo
 
 from .interrupts import STOPPED, ends_at_once
 
@@ -42,15 +41,9 @@ def clean_exits(command: Callable) -> Callable:
 
 def options_of(command: Callable) -> dict[str, str]:
     """How a command calls the keywords of Python that its options stand for."""
-    options = {}
-    for name, parameter in inspect.signature(command).parameters.items():
-        if not hasattr(parameter.annotation, "__metadata__"):  # typer's context
-            continue
-        [told] = parameter.annotation.__metadata__
-        flags = [told.default, *(told.param_decls or ())]  # typer's own order
-        long = [flag for flag in flags if isinstance(flag, str) and flag.startswith("--")]
-        shown = long[0] if long else f"--{name.replace('_', '-')}"
-        options[name] = name.upper() if isinstance(told, ArgumentInfo) else shown
+    annotations = {name: parameter.annotation for name, parameter in inspect.signature(command).parameters.items()}
+    # typer's context has none
+    options = {name: kind.__metadata__[1] for name, kind in annotations.items() if hasattr(kind, "__metadata__")}
     for name, option in list(options.items()):
         for alias in (f"num_{name}", f"{name}s", name.removesuffix("_file"), *ALIASES.get(name, ())):
             options.setdefault(alias, option)
