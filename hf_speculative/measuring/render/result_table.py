@@ -76,12 +76,8 @@ class Section:
     @property
     def positions(self) -> Table:
         """Acceptance rates by position in a round."""
-        lines = []
-        for totals in self.totals:
-            if totals.statistics is not None and not totals.is_too_short:
-                rates = enumerate(totals.statistics.per_position_acceptance_rate, start=1)
-                lines.append(Line(totals.setting.label, {str(n): percent(rate) for n, rate in rates}))
-        return Table([line for line in lines if line.figures])
+        found = [(totals.setting.label, by_position(totals.to_dict())) for totals in self.totals]
+        return Table([Line(label, rates) for label, rates in found if rates])
 
     @property
     def notes(self) -> list[str]:
@@ -143,6 +139,12 @@ def figures(values: Mapping[str, Any], spread_name: str) -> dict[str, str]:
         **{f"over {name}": times(found["median"]) for name, found in values.get("over", {}).items()},
         "peak memory": f"{peak / 2**20:,.0f} MiB" if peak is not None else "",
     }
+
+
+def by_position(values: Mapping[str, Any]) -> dict[str, str]:
+    """The acceptance rates of `Totals.to_dict()` by position in a round."""
+    rates = (values["statistics"] or {}).get("per_position_acceptance_rate") or []
+    return {str(n): percent(rate) for n, rate in enumerate(rates, start=1)}
 
 
 def times(speedup: float | None) -> str:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ...call.statistics import Statistics, without_nan
-from ...reports.formats import percent, plural
+from ...reports.formats import plural
 from ..results import Evaluation, user_speed
 from ..settings import Setting
 from ..speedup import INTERVAL
 from . import wording
-from .result_table import Line, Table, figures, of_table, tone_of
+from .result_table import Line, Table, by_position, figures, of_table, tone_of
 
 #: version of the file format
 FORMAT = 1
@@ -111,12 +111,11 @@ def about(run: Run) -> str:
 def tables(run: Run) -> dict[str, Table]:
     """By title: a line for each setting in each cell, its acceptance by position, and its categories."""
     cells, spread_name = run["cells"], run.get("spread", INTERVAL)
-    rates = [(cell, (cell["statistics"] or {}).get("per_position_acceptance_rate") or []) for cell in cells]
-    shares = [(cell, {str(n): percent(rate) for n, rate in enumerate(known, start=1)}) for cell, known in rates]
+    rates = [(cell, by_position(cell)) for cell in cells]
     categories = [(cell, name, one) for cell in cells for name, one in cell["categories"].items()]
     found = {
         "": Table([_line(cell, figures(cell, spread_name)) for cell in cells]),
-        "Acceptance by position": Table([_line(cell, known) for cell, known in shares if known]),
+        "Acceptance by position": Table([_line(cell, known) for cell, known in rates if known]),
         "By category": Table([_line(cell, figures(one, spread_name), f": {name}") for cell, name, one in categories]),
     }
     return {title: table for title, table in found.items() if table.lines}
