@@ -32,31 +32,25 @@ def load_embedded(machine: Machine, head: bool = False) -> "tuple[PreTrainedMode
     return target.to(place), draft.to(place), tokenizer
 
 
-def load_target(option: str, name: str, machine: Machine) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """The model that an option names, and its tokenizer."""
+def load_target(name: str, machine: Machine) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
+    """The model that the option or argument `model` names, and its tokenizer."""
     import torch
     from transformers import AutoTokenizer
 
     from ..models.loading import load_model
 
-    with naming(option, name):
+    with naming("`model`", name):
         dtype = getattr(torch, machine.dtype) if machine.dtype else "auto"
         target = load_model(loadable(name), dtype=dtype).to(machine.place())
         return target, AutoTokenizer.from_pretrained(loadable(name), trust_remote_code=False)
 
 
 def load_pair(
-    model: str | None,
-    draft_model: str | None,
-    machine: Machine,
-    options: tuple[str, str] = ("MODEL", "--draft-model"),
-    needs_draft: bool = False,
-    head: bool = False,
+    model: str | None, draft_model: str | None, machine: Machine, needs_draft: bool = False, head: bool = False
 ) -> "tuple[PreTrainedModel, Any, PreTrainedTokenizerBase, PreTrainedTokenizerBase | None]":
     """What the options of a command for two models name; without models, the embedded pair.
 
     Args:
-        options: what the command calls the first two.
         needs_draft: a target alone is not enough.
         head: of the embedded pair, the draft head instead of the draft model.
 
@@ -75,11 +69,11 @@ def load_pair(
     named, methods = (None, None) if draft_model is None else DRAFTS.split(checked("draft_model", draft_model))
     is_alone = model is not None and named is None and methods is None and needs_draft
     if is_alone or (model is None and named is not None):
-        raise ValueError(f"{' and '.join(options)} go together: give both, or none for the embedded pair.")
+        raise ValueError("`model` and `draft_model` go together: give both, or none for the embedded pair.")
     if model is None:
         target, draft, tokenizer = load_embedded(machine, head)
         return target, methods or draft, tokenizer, None
-    target, tokenizer = load_target(options[0], model, machine)
+    target, tokenizer = load_target(model, machine)
     if named is None:
         return target, methods, tokenizer, None
     draft = load_draft(loadable(named), target)

@@ -65,8 +65,7 @@ def check(settings: Options) -> None:
         from . import answer, screen
 
         texts = None if settings.prompts is None else _usable(read_prompts(settings.prompts, settings.field), err)
-        names = ("MODEL", "DRAFT_MODEL")
-        target, draft, tokenizer, other = load_pair(settings.model, settings.draft_model, settings.machine, names)
+        target, draft, tokenizer, other = load_pair(settings.model, settings.draft_model, settings.machine)
     if draft is not None and not isinstance(draft, PreTrainedModel):
         raise ValueError(f"DRAFT_MODEL {settings.draft_model}: give a model. Sources that need none are tried anyway.")
     own = tokenizer_beside(draft) or other or (tokenizer if draft is not None else None)
@@ -113,7 +112,7 @@ def audit(settings: AuditOptions) -> None:
         prompts, first, second = (read_prompts(path, name) for path, name in files)
         if len(first) != len(second):
             raise ValueError(f"FIRST has {len(first)} rows and SECOND {len(second)}: give the same prompts in order.")
-        model, tokenizer = load_target("MODEL", settings.model, settings.machine)
+        model, tokenizer = load_target(settings.model, settings.machine)
     pairs = zip(prompts, first, second, strict=True)
     rows = {index: row for index, row in enumerate(pairs) if len(_usable([*row], err)) == len(row)}
     audits = audit_texts(model, tokenizer, rows.values(), settings.raw)

@@ -82,7 +82,7 @@ def train_command(settings: Options) -> None:
         if options.target is None:
             model, _, tokenizer = load_embedded(options.machine)
         else:
-            model, tokenizer = load_target("TARGET", options.target, options.machine)
+            model, tokenizer = load_target(options.target, options.machine)
     is_first = is_first_process()
     say = (lambda sentence: err.print(Text(sentence))) if is_first else (lambda sentence: None)
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())

@@ -124,7 +124,7 @@ def test_files_of_another_run_are_not_shown_as_this_one(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["--batch", "one"], "--batch one: give a number"),
-        (["--model", "some/model"], "--model and --draft-model go together"),
+        (["--model", "some/model"], "`--model` and `--draft-model` go together"),
         (["--dtype", "int4"], "`--dtype int4`: choose one of"),
         (["--batch", "0"], "`batch_size=0`: give a number of 1 or more"),
         (["--repeats", "1"], "--repeats 1 has no spread"),
@@ -133,7 +133,7 @@ def test_files_of_another_run_are_not_shown_as_this_one(tmp_path, monkeypatch):
         (["--compare", "nowhere.json"], "nowhere.json is no run of suites"),
         (["--methods", "fast"], "'fast' is not known: choose from assisted"),
         (["--draft-tokens", "0"], "`--draft-tokens 0` drafts nothing"),
-        (["--draft-model", "mine+suffix"], "--model and --draft-model go together"),
+        (["--draft-model", "mine+suffix"], "`--model` and `--draft-model` go together"),
         (["--minutes", "0"], "`--minutes 0.0`: give more than 0"),
     ],
 )

@@ -168,7 +168,7 @@ def _pair(settings: Options) -> "Pair":
     from ..bench import Pair
     from ..settings import NamedDraft
 
-    asked = (settings.model, settings.draft_model, settings.machine, ("--model", "--draft-model"))
+    asked = (settings.model, settings.draft_model, settings.machine)
     target, draft, tokenizer, draft_tokenizer = load_pair(*asked, needs_draft=True)
     head = {} if settings.model is not None else {"head": load_model(HEAD, dtype=target.dtype).to(target.device)}
     if not isinstance(draft, (str, PreTrainedModel)):  # tables, or several sources, have no name of their own

@@ -137,7 +137,7 @@ def _load(settings: Options):
             raise ValueError(f"--draft-model {name}: several sources at once are not measured: give the option for each.")
         with naming("--draft-model", name):
             check_name(name)  # before the target takes minutes to load
-    target, tokenizer = load_target("--model", settings.model, settings.machine)
+    target, tokenizer = load_target(settings.model, settings.machine)
     return target, names or None, tokenizer
 
 

@@ -95,7 +95,7 @@ def generate(context: typer.Context, settings: Options, drafting: dict[str, Any]
     setting = Setting(num_draft_tokens=settings.num_draft_tokens, temperature=temperature, **drafting)
     prompts = given_prompts(settings.prompt)
     with loading(err):
-        asked = (settings.model, draft_model, settings.machine, ("--model", "--draft-model"))
+        asked = (settings.model, draft_model, settings.machine)
         target, draft, tokenizer, other = load_pair(*asked, needs_draft=not names_source, head=True)
     if not prompts:
         err.print("No prompt was given: two built-in ones are used.")
