@@ -163,45 +163,25 @@ def why(record: RoundRecord, index: int, name: Callable[[int], str]) -> str:
     guessed = " or ".join(f"\u201c{name(record.guesses[guess].token)}\u201d" for guess in place.guesses)
     if index > end or place.token is None:
         return "Not looked at: the round ended before it. What was guessed after a refused token was guessed for another text."
-    found = f"\u201c{name(place.token)}\u201d"
-    if index < end:
-        return _kept(record, place, index, found)
-    if not place.guesses:
+    found, is_kept = f"\u201c{name(place.token)}\u201d", index < end
+    if not is_kept and not place.guesses:
         before = "Every guess was kept, so" if end else "Nothing was guessed here, and"
         return f"{before} the target adds {found}, from its own distribution: every pass of it brings one."
-    return _refused(record, place, index, guessed, found)
-
-
-def _kept(record: RoundRecord, place: Place, index: int, found: str) -> str:
-    if record.is_greedy:
-        return f"{found} is what the target finds likeliest, too: kept."
-    if record.rule == "sampled" or place.draft is None:
-        return f"The target's own draw is {found}, too: kept."
-    if record.rule == "token":
-        return f"{found} was kept: its chance was {_ratio(place, place.token)}."
-    return f"{found} was kept. {_of_block(record, index)}"
-
-
-def _refused(record: RoundRecord, place: Place, index: int, guessed: str, found: str) -> str:
-    if record.is_greedy:
-        return f"The guess was {guessed}. The target finds {found} likeliest, so the text goes on with that."
-    if record.rule == "sampled" or place.draft is None:
-        return f"The guess was {guessed}. The target's own draw is {found}, so the text goes on with that."
-    token = record.guesses[place.guesses[0]].token
+    if record.is_greedy or record.rule == "sampled" or place.draft is None:
+        own = f"The target finds {found} likeliest" if record.is_greedy else f"The target's own draw is {found}"
+        return f"{own}, too: kept." if is_kept else f"The guess was {guessed}. {own}, so the text goes on with that."
+    guess = record.guesses[place.guesses[0]]
+    so_far = f"The draft is judged as one block: the chance that everything up to here is kept was {percent(guess.chance)}."
+    chance = f"The chance to be kept was {_ratio(place, guess.token)}." if record.rule == "token" else so_far
+    if is_kept:
+        return f"{found} was kept. {chance}"
     drawn = f"Then {found} was drawn from the residual: what the target wants more often than the draft offers it."
-    if record.rule == "token":
-        return f"{guessed} was refused: the chance to be kept was {_ratio(place, token)}. {drawn}"
-    return f"{guessed} was refused. {_of_block(record, index)} {drawn}"
+    return f"{guessed} was refused. {chance} {drawn}"
 
 
-def _of_block(record: RoundRecord, index: int) -> str:
-    chance = percent(record.guesses[index].chance)
-    return f"The draft is judged as one block: the chance that everything up to here is kept was {chance}."
-
-
-def _ratio(place: Place, token: int | None) -> str:
+def _ratio(place: Place, token: int) -> str:
     """Leviathan et al. 2023 (arXiv 2211.17192): p of the target, q of the draft."""
-    assert token is not None and place.draft is not None
+    assert place.draft is not None
     p, q = place.target[token], place.draft[token]
     chance = percent(min(1.0, p / q) if q else 0.0)
     return f"min(1, p / q) = min(1, {number(p, 3)} / {number(q, 3)}) = {chance}"
