@@ -8,6 +8,7 @@ library `evaluate`.
 import hashlib
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -16,7 +17,7 @@ from typing import Any
 
 from ..call.prompts import prompt_ids
 from ..tokenizers.chat import as_chat, speaks_chat
-from .journal import BadRow
+from .journal import BadRow, Row
 from .results import Evaluation
 from .rows import Reader, reader
 
@@ -179,34 +180,37 @@ def read_row(read, row) -> Any:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-@dataclass
 class Task:
-    """A task score and its references."""
+    """A task score, and the references of all prompts; a row without one becomes a bad row.
 
-    score: Any
-    references: Reader
-    by_index: dict[int, Any] = field(default_factory=dict)
+    Raises:
+        ValueError, TypeError: the score is none, or no row has a reference.
+    """
 
-    def __post_init__(self):
-        self.name = self.score if isinstance(self.score, str) else getattr(self.score, "name", "score")
-        self.score = score_function(self.score)
-
-    def read(self, rows: list, prompts: Prompts) -> None:
-        """Read the references of all prompts; a row without one becomes a bad row."""
+    def __init__(self, score: Any, how: Reader, rows: list, prompts: Prompts):
         if prompts.before:
             raise ValueError("`score` compares one text of a row, and the data set has conversations: leave it out.")
-        self.by_index = prompts.read(rows, self.references, "references", lambda reference: reference)
+        self.name = score if isinstance(score, str) else getattr(score, "name", "score")
+        self.score = score_function(score)
+        self.references = prompts.read(rows, how, "references", lambda reference: reference)
 
     def scores_of(self, evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
-        """The scores of every setting's texts."""
-        found = {}
-        for setting in evaluation.settings:
-            rows = evaluation.rows(setting)
-            if not rows:  # a setting of an earlier run that was killed
-                continue
-            texts, references = [row.text for row in rows.values()], [self.by_index[index] for index in rows]
-            found[setting.name] = numbers_of(self.score(texts, references), self.name)
-        return found
+        """The scores of every setting's texts. If a score of the user's fails at the end, what was decoded is kept."""
+        texts = {setting.name: evaluation.rows(setting) for setting in evaluation.settings}
+        try:  # a setting of an earlier run that was killed may have no text
+            return {name: self._numbers(rows) for name, rows in texts.items() if rows}
+        except Exception as error:
+            warnings.warn(f"the score failed, so there is none: {type(error).__name__}: {error}", stacklevel=2)
+            return {}
+
+    def _numbers(self, rows: Mapping[int, Row]) -> dict[str, float | None]:
+        """The numbers that the score returns, by name; `None` for nan, other entries left out."""
+        result = self.score([row.text for row in rows.values()], [self.references[index] for index in rows])
+        found = result if isinstance(result, Mapping) else {self.name: result}
+        values = {str(key): float(value) for key, value in found.items() if isinstance(value, Real)}
+        if not values:
+            raise TypeError(f"the score returned {result!r}: a number or a dict of numbers is needed.")
+        return {key: value if math.isfinite(value) else None for key, value in values.items()}
 
 
 Score = Callable[[Sequence[str], Sequence[Any]], "float | Mapping[str, float]"]
@@ -240,12 +244,3 @@ def score_function(score: Any) -> Score:
     if not callable(score):
         raise TypeError(f"`score` is of type {type(score).__name__}: pass a function of predictions and references.")
     return score
-
-
-def numbers_of(result: Any, name: str) -> dict[str, float | None]:
-    """The numbers that a score returned, by name; `None` for nan, other entries left out."""
-    found = {name: result} if not isinstance(result, Mapping) else result
-    values = {str(key): float(value) for key, value in found.items() if isinstance(value, Real)}
-    if not values:
-        raise TypeError(f"the score returned {result!r}: a number or a dict of numbers is needed.")
-    return {key: value if math.isfinite(value) else None for key, value in values.items()}

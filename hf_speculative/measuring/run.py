@@ -3,7 +3,6 @@
 import itertools
 import math
 import time
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -168,12 +167,10 @@ def evaluate(
         decoder.check(setting)
     if (score is None) != (references is None):
         raise ValueError("`score` and `references` have an effect together: give both, or neither.")
-    task = None if score is None or references is None else Task(score, references)
 
     rows = read_rows(dataset, split=split, config=config, limit=limit)
     prompts = prompts_of(rows, prompt, model, tokenizer, max_new_tokens, raw, takes_turns=True)
-    if task is not None:
-        task.read(rows, prompts)
+    task = None if score is None or references is None else Task(score, references, rows, prompts)
     processes = Processes.of(model)
     header = header_of(decoder, settings, batch_size, repeats, processes)
     header |= {
@@ -241,7 +238,7 @@ def _run(
             raise Stopped(Evaluation(plan.merged([journal]))) from error
     evaluation = Evaluation(plan.merged(processes.gather([journal])))
     if task is not None:
-        (scores,) = processes.gather([_scored(task, evaluation)] if processes.rank == 0 else [])
+        (scores,) = processes.gather([task.scores_of(evaluation)] if processes.rank == 0 else [])
         evaluation.journal.scores |= scores
     if processes.writes and processes.rank == 0:
         plan.finish(evaluation)
@@ -262,15 +259,6 @@ def _converse(turns: list[tuple[int, list[int]]], prompts: Prompts, runner: Runn
         runner.run(batch, usable, [prompts.ids[index] for index in usable])
         plain = runner.journal.calls.get((runner.settings[0].name, batch * runner.repeats))
         answers |= {} if plain is None else {row.index: row.text for row in plain.rows}
-
-
-def _scored(task: Task, evaluation: Evaluation) -> dict[str, dict[str, float | None]]:
-    """The scores. If a score of the user's fails at the end, what was decoded is kept."""
-    try:
-        return task.scores_of(evaluation)
-    except Exception as error:
-        warnings.warn(f"the score failed, so there is none: {type(error).__name__}: {error}", stacklevel=2)
-        return {}
 
 
 def _dataset(dataset, split: str | None, config: str | None, limit: int | None) -> dict[str, Any]:
