@@ -56,11 +56,9 @@ def round_view(record: RoundRecord | None, decode: Callable[[list[int]], str], i
 
     index = min(record.num_from_draft if index is None else index, len(record.places) - 1)
     place = record.places[index]
-    by_kind = {"target": place.target, "draft": place.draft, "residual": place.residual}
-    known = {kind: probs for kind, probs in by_kind.items() if probs is not None}
 
     def row(token: int) -> tuple[str, str, list[tuple[str, float, str]]]:
-        bars = [(kind, probs[token], percent(probs[token], 1)) for kind, probs in known.items()]
+        bars = [(kind, probs[token], percent(probs[token], 1)) for kind, probs in place.probs.items()]
         return name(token), _mark(record, index, token), bars
 
     # the places with a guess, and the one where the round ended
@@ -72,8 +70,8 @@ def round_view(record: RoundRecord | None, decode: Callable[[list[int]], str], i
         places=[(i, _guess_name(record, i, name), _verdict(record, i)) for i in shown],
         index=index,
         why=why(record, index, name),
-        rows=[row(token) for token in place.target],
-        kinds=list(known),
+        rows=[row(token) for token in place.probs["target"]],
+        kinds=list(place.probs),
         others=[name(g.token) for g in record.guesses if not g.is_kept] if record.is_tree else [],
     )
 
@@ -167,7 +165,7 @@ def why(record: RoundRecord, index: int, name: Callable[[int], str]) -> str:
     if not is_kept and not place.guesses:
         before = "Every guess was kept, so" if end else "Nothing was guessed here, and"
         return f"{before} the target adds {found}, from its own distribution: every pass of it brings one."
-    if record.is_greedy or record.rule == "sampled" or place.draft is None:
+    if record.is_greedy or record.rule == "sampled" or "draft" not in place.probs:
         own = f"The target finds {found} likeliest" if record.is_greedy else f"The target's own draw is {found}"
         return f"{own}, too: kept." if is_kept else f"The guess was {guessed}. {own}, so the text goes on with that."
     guess = record.guesses[place.guesses[0]]
@@ -181,8 +179,7 @@ def why(record: RoundRecord, index: int, name: Callable[[int], str]) -> str:
 
 def _ratio(place: Place, token: int) -> str:
     """Leviathan et al. 2023 (arXiv 2211.17192): p of the target, q of the draft."""
-    assert place.draft is not None
-    p, q = place.target[token], place.draft[token]
+    p, q = place.probs["target"][token], place.probs["draft"][token]
     chance = percent(min(1.0, p / q) if q else 0.0)
     return f"min(1, p / q) = min(1, {number(p, 3)} / {number(q, 3)}) = {chance}"
 
@@ -190,7 +187,7 @@ def _ratio(place: Place, token: int) -> str:
 def of_token(record: RoundRecord, index: int) -> str:
     """A line about token `index` of a round: the tooltip."""
     place, token = record.places[index], record.tokens[index]
-    known = {"target": place.target.get(token), "draft": (place.draft or {}).get(token)}
+    known = {who: place.probs.get(who, {}).get(token) for who in ("target", "draft")}
     chances = [f"{who} {percent(chance, 1)}" for who, chance in known.items() if chance is not None]
     what = "drafted and kept" if index < record.num_from_draft else "the target's own"
     return f"{what}: {', '.join(chances)}" if chances else what

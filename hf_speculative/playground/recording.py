@@ -39,15 +39,13 @@ class Place:
     Attributes:
         guesses: which of the round's guesses stand there: one of a chain, none after its last, several of a tree.
         token: what the text has there; `None` beyond the end of the round.
-        draft: what the guess was drawn from; `None` if there is no such thing, or it is not known.
-        residual: what the next token is drawn from if the draft ends here; `None` where that is the target.
+        probs: of the `target`; of the `draft`, what the guess was drawn from, if there is such a thing and it is known; and of
+            the `residual`, what the next token is drawn from if the draft ends here, where that is not the target.
     """
 
     guesses: list[int]
     token: int | None
-    target: dict[int, float]
-    draft: dict[int, float] | None = None
-    residual: dict[int, float] | None = None
+    probs: dict[str, dict[int, float]]
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ class Recorder(Rule):
                 left = (share * target[i, : len(q)] - q).clamp(min=0)
                 left = left / left.sum() if left.sum() > 0 else None
             told = [guesses[n].token for n in here] + ([] if token is None else [token])
-            places.append(_place(here, token, told, target[i], q, left))
+            places.append(_place(here, token, told, {"target": target[i], "draft": q, "residual": left}))
         start = sum(len(before.tokens) for before in self.rounds)
         how, end = (self.name, self.is_greedy, is_tree), (round.num_from_draft[0], round.is_cut[0])
         self.rounds.append(RoundRecord(*how, start, guesses, places, round.tokens[0], *end))
@@ -160,15 +158,13 @@ def _guesses(draft: Draft, verdict: Verdict, num_guesses: int, kept: list[int]) 
     return list(map(Guess, tokens, parents, is_kept, chances))
 
 
-def _place(
-    guesses: list[int], token: int | None, told: list[int], target: Tensor, draft: Tensor | None, left: Tensor | None
-) -> Place:
+def _place(guesses: list[int], token: int | None, told: list[int], by_kind: dict[str, Tensor | None]) -> Place:
     """With the tokens that are likeliest by any distribution, and those `told`; the target's likeliest first."""
-    known = [probs for probs in (target, draft, left) if probs is not None]
-    likeliest = [one for probs in known for one in probs.topk(min(NUM_LIKELIEST, len(probs))).indices.tolist()]
-    tokens = sorted(dict.fromkeys([*likeliest, *told]), key=lambda one: (-float(target[one]), one))
+    known = {kind: probs for kind, probs in by_kind.items() if probs is not None}
+    likeliest = [one for probs in known.values() for one in probs.topk(min(NUM_LIKELIEST, len(probs))).indices.tolist()]
+    tokens = sorted(dict.fromkeys([*likeliest, *told]), key=lambda one: (-float(known["target"][one]), one))
 
     def of(probs: Tensor) -> dict[int, float]:
         return {one: float(probs[one]) if one < len(probs) else 0.0 for one in tokens}
 
-    return Place(guesses, token, of(target), None if draft is None else of(draft), None if left is None else of(left))
+    return Place(guesses, token, {kind: of(probs) for kind, probs in known.items()})

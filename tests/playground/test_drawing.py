@@ -24,10 +24,11 @@ def record(rule="token", is_greedy=False, num_kept=1, is_cut=False, **kwargs):
     """Guesses a, b, c; of which the first `num_kept` were kept, then d."""
     tokens = [0, 1, 2][:num_kept] + ([] if is_cut else [3])
     guesses = [Guess(i, i - 1, i < num_kept, 0.9 - 0.3 * i) for i in range(3)]
-    own, places = ({0: 0.4, 1: 0.4, 2: 0.1, 3: 0.1}, {0: 0.4, 1: 0.0, 2: 0.3, 3: 0.3}), []
+    own = {"draft": {0: 0.4, 1: 0.4, 2: 0.1, 3: 0.1}, "residual": {0: 0.4, 1: 0.0, 2: 0.3, 3: 0.3}}
+    places = []
     for i in range(4):
-        token, of_draft = tokens[i] if i < len(tokens) else None, (None, None) if i == 3 or is_greedy else own
-        places.append(Place([i] if i < 3 else [], token, {0: 0.5, 1: 0.1, 2: 0.2, 3: 0.2}, *of_draft))
+        token, of_draft = tokens[i] if i < len(tokens) else None, {} if i == 3 or is_greedy else own
+        places.append(Place([i] if i < 3 else [], token, {"target": {0: 0.5, 1: 0.1, 2: 0.2, 3: 0.2}} | of_draft))
     values = {"rule": rule, "is_greedy": is_greedy, "is_tree": False, "start": 4, "guesses": guesses, "places": places}
     values |= {"tokens": tokens, "num_from_draft": num_kept, "is_cut": is_cut}
     return RoundRecord(**values | kwargs)

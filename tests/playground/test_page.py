@@ -87,14 +87,14 @@ def test_probabilities_are_the_models(models, decoded, settings):
     temperature = settings.get("temperature", 0.0)
     num_refused = 0
     for record, i, place, before in texts_before(models, shown):
-        p = distribution(models.target, before, temperature)
-        assert place.target == pytest.approx({token: float(p[token]) for token in place.target}, abs=1e-4)
-        assert set(p.topk(NUM_LIKELIEST).indices.tolist()) <= set(place.target)
+        p, target = distribution(models.target, before, temperature), place.probs["target"]
+        assert target == pytest.approx({token: float(p[token]) for token in target}, abs=1e-4)
+        assert set(p.topk(NUM_LIKELIEST).indices.tolist()) <= set(target)
         if i < len(record.guesses):
             q = distribution(models.draft, before, temperature)
-            assert place.draft == pytest.approx({token: float(q[token]) for token in place.draft}, abs=1e-4)
-            assert record.guesses[i].token in place.draft
+            assert place.probs["draft"] == pytest.approx({token: float(q[token]) for token in place.probs["draft"]}, abs=1e-4)
+            assert record.guesses[i].token in place.probs["draft"]
         else:
-            assert place.draft is None and place.residual is None
+            assert place.probs.keys() == {"target"}
         num_refused += i == record.num_from_draft and bool(place.guesses)
     assert num_refused
