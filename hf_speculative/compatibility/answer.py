@@ -20,7 +20,7 @@ from ..drafting.source import DraftSource
 from ..measuring.results import FEWEST_TOKENS, Evaluation
 from ..measuring.settings import NamedDraft, Setting
 from ..models import num_parameters
-from ..tokenizers.chat import as_chat, speaks_chat
+from ..tokenizers.chat import as_chat, chat_keywords, speaks_chat
 from ..tokenizers.loading import tokenizer_beside
 from ..tokenizers.vocabulary import VocabularyMatch
 from .defaults import BATCH_SIZES, SECONDS
@@ -202,7 +202,8 @@ def check(
             bar.set_description(what, refresh=False)
             bar.update(min(seconds, time.perf_counter() - start) - bar.n)
 
-        run = partial(short_evaluation, target, tokenizer, say=say, raw=raw, grammar=grammar)
+        kwargs = chat_keywords(target, tokenizer, raw) | ({} if grammar is None else {"grammar": grammar})
+        run = partial(short_evaluation, target, tokenizer, say=say, kwargs=kwargs)
         found = {size: run(drafts, settings, ids, size, seconds / len(sizes)) for size in sizes if settings}
         if name is not None and (named := _reading({}, found[sizes[0]], name)).is_poor:
             others = {f"reading {i}": one for i, one in enumerate(other_readings(draft, target))}

@@ -15,7 +15,6 @@ from ..measuring.plan import Processes, header_of
 from ..measuring.results import Evaluation
 from ..measuring.settings import NamedDraft, Setting, with_baselines
 from ..measuring.speedup import QUARTILES
-from ..tokenizers.chat import chat_keywords
 
 #: draft tokens of a draft model or head, beside the adaptive length
 NUM_DRAFT_TOKENS = 4
@@ -63,8 +62,7 @@ def short_evaluation(
     batch_size: int,
     seconds: float,
     say: Callable[[str], None] = lambda what: None,
-    raw: bool = False,
-    grammar: Any = None,
+    kwargs: Mapping[str, Any] = {},
 ) -> Evaluation:
     """Evaluate settings on prompts, batch after batch until the time is over; a setting that fails is left out.
 
@@ -73,17 +71,15 @@ def short_evaluation(
 
     Args:
         seconds: at most; the first batch is decoded to its end.
-        raw: prompts are no messages, so that texts end at the generation config's end tokens alone.
-        grammar: that all texts keep to, as in `generate`.
+        kwargs: of all `generate` calls.
     """
     compared, start = with_baselines(settings), time.perf_counter()
     firsts = range(0, batch_size * MOST_BATCHES, batch_size)
     batches = [[prompts[i % len(prompts)] for i in range(first, first + batch_size)] for first in firsts]
-    ends = chat_keywords(target, tokenizer, raw) | ({} if grammar is None else {"grammar": grammar})
 
     def decoder_of(named: Mapping[str, NamedDraft], num_tokens: int) -> Decoder:
-        kwargs = settings_of_rows(target, tokenizer, ends | {"max_new_tokens": num_tokens})
-        return Decoder(target, tokenizer, named, kwargs, seed=0, forgets=True, is_brief=True)
+        of_rows = settings_of_rows(target, tokenizer, {**kwargs, "max_new_tokens": num_tokens})
+        return Decoder(target, tokenizer, named, of_rows, seed=0, forgets=True, is_brief=True)
 
     decoder = decoder_of(drafts, _length(decoder_of({}, PROBE), batches[0], seconds / len(compared)))
     header = header_of(decoder, compared, batch_size, 1, Processes())
