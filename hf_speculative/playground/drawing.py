@@ -196,7 +196,7 @@ def of_token(record: RoundRecord, index: int) -> str:
 def summary(run: Run) -> str:
     """One sentence about both texts."""
     passes = f"{len(run.rounds)} passes of the target instead of {len(run.plain.times)}"
-    if run.are_equal:
+    if run.plain.ids == run.own.ids:
         same = "the same text"
     elif run.settings.is_greedy or run.settings.judge == REPRODUCIBLE:
         same = "texts that differ: in half precision a near-tie may break differently, in float32 please report it"

@@ -174,10 +174,6 @@ class Run:
     statistics: Statistics = field(default_factory=Statistics)
     is_done: bool = False
 
-    @property
-    def are_equal(self) -> bool:
-        return self.plain.ids == self.own.ids
-
 
 def run(models: Models, settings: Settings, prompt: str, as_chat: bool = False) -> Generator[Run, None, None]:
     """Decode both ways in turns; yields what there is after each pass of the target.

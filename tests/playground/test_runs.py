@@ -24,7 +24,7 @@ def plain(models, **kwargs):
 def test_greedy_texts_are_plain_generate_s(models, decoded, method):
     shown = decoded(PROMPT, max_new_tokens=24, method=method, repetition_penalty=1.1)
     assert shown.plain.ids == shown.own.ids == plain(models, do_sample=False, repetition_penalty=1.1)
-    assert shown.is_done and shown.are_equal and shown.statistics.num_new_tokens == 24
+    assert shown.is_done and shown.plain.ids == shown.own.ids and shown.statistics.num_new_tokens == 24
     assert "".join(token.text for token in shown.own.tokens) == "".join(token.text for token in shown.plain.tokens)
 
 
