@@ -157,8 +157,8 @@ def _show_demo(context: typer.Context, settings: Options, out: Console, err: Con
     allowed = ("demo", "max_new_tokens", "repeats")
     if idle := [f"--{name.replace('_', '-')}" for name in given if name not in allowed]:
         raise ValueError(f"{', '.join(idle)} beside --demo, which has models, prompts and settings of its own.")
-    with loading(err, "importing torch and transformers"):
-        from . import demo
     with loading(err):
+        from . import demo
+
         loaded = demo.load()
     demo.show(out, loaded, settings.max_new_tokens, settings.repeats or ENOUGH)
