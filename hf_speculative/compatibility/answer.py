@@ -88,10 +88,7 @@ class Advice:
         """Ready for JSON."""
         own: dict[str, Any] = {"is_worth_it": self.is_worth_it, "verdict": self.verdict, "parameters": self.parameters}
         own["examination"] = self.examination and self.examination.to_dict()
-        names = ("totals", "recommendations", "failures")
-        of_sizes = {size: evaluation.to_dict() for size, evaluation in self.evaluations.items()}
-        evaluations = [{"batch_size": size, **{name: one[name] for name in names}} for size, one in of_sizes.items()]
-        return without_nan(own | {"evaluations": evaluations})
+        return without_nan(own | {"evaluations": [evaluation.to_dict() for evaluation in self.evaluations.values()]})
 
 
 #: seconds before a bar is shown
