@@ -7,7 +7,7 @@ from typing import Any
 from ..reports.formats import number, percent, plural
 from ..reports.pages import render
 from .recording import Place, RoundRecord
-from .runs import REPRODUCIBLE, Column, Run, Shown
+from .runs import REPRODUCIBLE, Column, Run
 
 LEGEND = render("playground/legend.html")
 
@@ -19,13 +19,7 @@ def column(run: Run | None, which: str, title: str) -> str:
         which: `plain` or `own`.
     """
     column: Column | None = None if run is None else getattr(run, which)
-
-    def about(token: Shown) -> str:
-        assert run is not None and token.round is not None
-        line = of_token(run.rounds[token.round], token.index)
-        return f"forced by the grammar, {line}" if token.is_forced else line
-
-    return render("playground/column.html", title=title, run=run, column=column, about=about)
+    return render("playground/column.html", title=title, run=run, column=column, of_token=of_token)
 
 
 def plots(run: Run | None) -> str:
