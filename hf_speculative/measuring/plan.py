@@ -184,7 +184,7 @@ class Plan:
         Raises:
             ValueError: a file holds another evaluation.
         """
-        paths = [] if self.path is None else [self.path, *self._others()]
+        paths = [] if self.path is None else [self.path, *files_of_ranks(self.path)]
         found = [Journal.read(path) for path in paths if path.exists() and path.stat().st_size]
         for journal in found:
             self.check(journal)
@@ -215,11 +215,8 @@ class Plan:
         """Write all calls to one file, in order, and delete the files of other processes."""
         if self.path is not None:
             evaluation.journal.write(self.path)
-            for path in self._others():
+            for path in files_of_ranks(self.path):
                 path.unlink()
-
-    def _others(self) -> list[Path]:
-        return [] if self.path is None else files_of_ranks(self.path)
 
     def check(self, journal: Journal) -> None:
         """Refuse to continue a file that holds another evaluation."""
