@@ -131,15 +131,13 @@ class Recommendation:
             lead: the speedup of one draft over another, on batches that both decoded.
         """
         ranked = sorted(speedups, key=lambda setting: speedups[setting].median, reverse=True)
-        best = next((setting for setting in ranked if speedups[setting].is_gain), ranked[0])
-        others = [setting for setting in ranked if setting != best and speedups[setting].is_gain]
-        speedup = speedups[best]
-        if speedup.is_gain:
-            runner_up = next(iter(others), None)
+        gains = [setting for setting in ranked if speedups[setting].is_gain]
+        if gains:
+            best, runner_up = gains[0], next(iter(gains[1:]), None)
             ahead = None if runner_up is None else lead(best, runner_up)
-            return cls(best, best, speedup, runner_up, ahead, spread_name)
-        loses = all(found.is_loss for found in speedups.values())
-        return cls(best.baseline if loses else None, best, speedup, spread_name=spread_name)
+            return cls(best, best, speedups[best], runner_up, ahead, spread_name)
+        best, loses = ranked[0], all(found.is_loss for found in speedups.values())
+        return cls(best.baseline if loses else None, best, speedups[best], spread_name=spread_name)
 
     @property
     def is_gain(self) -> bool:
