@@ -3,16 +3,15 @@
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from ..call.statistics import RATES, RowStatistics, Statistics, without_nan
 from .journal import BadRow, Call, Difference, Failure, Journal, Row
 from .settings import Setting
-from .speedup import INTERVAL, QUARTILES, Recommendation, Speedup, Work, interval, quartiles
+from .speedup import INTERVAL, QUARTILES, Recommendation, Speedup, interval, quartiles
 
 #: the least number of new tokens for a figure
 FEWEST_TOKENS = 200
@@ -101,12 +100,6 @@ class Totals:
         values |= {f"speedup_over_{name}": found["median"] for name, found in over.items()}
         values |= {name: count for name, count in counts.items() if isinstance(count, (int, float, type(None)))}
         return {"setting": values.pop("setting"), "temperature": self.setting.temperature, **values, **scores}
-
-
-#: the part of a call to compare: all of it, or decoding alone
-Part = Callable[[Call], "Work | None"]
-WHOLE: Part = attrgetter("work")
-DECODING: Part = attrgetter("decoding")
 
 
 class Evaluation:
@@ -218,7 +211,7 @@ class Evaluation:
             speedup=self._speedup(setting),
             statistics=counts if setting.is_ours else None,
             scores=self.journal.scores.get(setting.name, {}),
-            decoding=self._speedup(setting, part=DECODING),
+            decoding=self._speedup(setting, of_decoding=True),
             first_seconds=_median(call.first_seconds for call in calls.values()),
             peak_bytes=max((call.peak_bytes for call in calls.values() if call.peak_bytes is not None), default=None),
             over={name: found for name, found in over.items() if found is not None},
@@ -264,13 +257,14 @@ class Evaluation:
                     found[row.index] = found.get(row.index, True) and row.new_ids == expected.new_ids
         return found
 
-    def _speedup(self, setting: Setting, other: Setting | None = None, part: Part = WHOLE) -> Speedup | None:
-        """Over another setting, by default plain decoding, of whole calls or of a part of each."""
+    def _speedup(self, setting: Setting, other: Setting | None = None, of_decoding: bool = False) -> Speedup | None:
+        """Over another setting, by default plain decoding, of whole calls or of decoding alone."""
         other = setting.baseline if other is None else other
         if setting == other or self.is_too_short(setting) or self.is_too_short(other):
             return None
         spread = quartiles if self.spread_name == QUARTILES else interval
-        pairs = ((part(ours), part(theirs)) for ours, theirs in self._done_both_ways(setting, other))
+        calls = self._done_both_ways(setting, other)
+        pairs = [(ours.decoding, theirs.decoding) if of_decoding else (ours.work, theirs.work) for ours, theirs in calls]
         return Speedup.of(((own, others) for own, others in pairs if own is not None and others is not None), spread)
 
     def _done_both_ways(self, setting: Setting, other: Setting) -> list[tuple[Call, Call]]:
