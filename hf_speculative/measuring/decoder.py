@@ -223,9 +223,7 @@ class Runner:
             return []
         calls = [(setting, number) for number in self._numbers(batch) for setting in self._turned(number)]
         done, failed = self.journal.calls, self.journal.failures
-        return [
-            (setting, number) for setting, number in calls if (setting.name, number) not in done and setting.name not in failed
-        ]
+        return [(one, number) for one, number in calls if (one.name, number) not in done and one.name not in failed]
 
     def _numbers(self, batch: int) -> range:
         """The numbers of a batch's calls."""
