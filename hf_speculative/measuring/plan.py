@@ -132,7 +132,7 @@ def _entries(tensor: Tensor) -> Iterator[bytes]:
 OF_NO_CALL = ("num_draft_tokens", "schedule", "draft_tokenizer", "generator", "optimize", "learn")
 #: fields of the header that have to be equal for a file to be continued; messages do not print the digests
 DIGESTS = ("weights", "prompts")
-FIXED = (*DIGESTS, "target", "dtype", "batch_size", "repeats", "seed", "generate", "generation_config", "optimize")
+FIXED = (*DIGESTS, "target", "dtype", "batch_size", "repeats", "seed", "generate", "generation_config", "optimize", "device")
 
 
 def files_of_ranks(path: Path) -> list[Path]:
@@ -220,10 +220,9 @@ class Plan:
 
     def check(self, journal: Journal) -> None:
         """Refuse to continue a file that holds another evaluation."""
-        theirs, ours = journal.header, json.loads(json.dumps(self.header))
+        headers = journal.header, json.loads(json.dumps(self.header))
+        theirs, ours = ({**header, "device": header["environment"]["device"]} for header in headers)
         other = {name: (theirs.get(name), ours[name]) for name in FIXED if theirs.get(name) != ours[name]}
-        devices = theirs["environment"]["device"], ours["environment"]["device"]
-        other |= {"device": devices} if devices[0] != devices[1] else {}
         if other:
             name, (before, now) = next(iter(other.items()))
             if isinstance(before, dict) and isinstance(now, dict):
