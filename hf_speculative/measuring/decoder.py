@@ -132,10 +132,9 @@ class Decoder:
         one |= {"output_logits": True, "return_dict_in_generate": True}
         try:
             logits = generate(self.target, **inputs, **self._own_kwargs() | one).logits[0][0].float()
+            gap = float(-logits.topk(2).values.diff())
         except RuntimeError:  # such as out of memory: the position is known nevertheless
-            return Difference(setting.name, plain.index, position, None)
-        best, second = logits.topk(2).values.tolist()
-        gap = best - second
+            gap = math.nan
         return Difference(setting.name, plain.index, position, gap if math.isfinite(gap) else None)
 
     def _kwargs(self, setting: Setting) -> dict[str, Any]:
