@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -17,6 +16,7 @@ from ..call.sources import source_of
 from ..call.statistics import without_nan
 from ..command.prompts import built_in_prompts
 from ..drafting.source import DraftSource
+from ..measuring.render.wording import short
 from ..measuring.results import FEWEST_TOKENS, Evaluation
 from ..measuring.settings import NamedDraft, Setting
 from ..models import num_parameters
@@ -185,7 +185,7 @@ def check(
     if not measure or answer.target.path is None:
         return answer
     ids = ids_of_prompts(prompts, target, tokenizer, raw)
-    name = None if source is None else _shown(source)
+    name = None if source is None or draft is None else short(draft.config.name_or_path) or "draft"
     differs = answer.vocabulary is not None and answer.vocabulary.strategy != "same"
     drafts = {} if name is None else {name: NamedDraft(draft, draft_tokenizer if differs else None)}
     tried = [*(() if name is None else of_draft(name)), *candidates(target)]
@@ -246,12 +246,6 @@ def _fit(
 
 def _summary(report: ModelReport) -> str:
     return f"{report.name} takes the {report.path} path" + (f", it {report.why}" if report.why else "")
-
-
-def _shown(source: DraftSource) -> str:
-    """The draft's name: as on the Hub, or its folder's."""
-    name = source.draft_model.config.name_or_path if source.draft_model is not None else ""
-    return Path(name).name or "draft" if not name or Path(name).exists() else name
 
 
 def ids_of_prompts(
