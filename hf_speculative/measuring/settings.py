@@ -179,11 +179,6 @@ class Setting:
         return source_of(self.argument, value, dict(self.options))
 
     @property
-    def drafter(self) -> str:
-        """The name of the rival, else of the draft model, else of the source."""
-        return self.rival or self.draft or self.source({}).label
-
-    @property
     def max_draft_tokens(self) -> int | None:
         """The most draft tokens, where its source is asked for by that number."""
         return None if not self.is_ours or self.draft is not None else self.source({}).num_draft_tokens
@@ -210,7 +205,8 @@ class Setting:
             return "plain"
         named = (self.argument, "num_draft_tokens")
         others = (f"{name}={value}" for name, value in self.shown_options.items() if name not in named)
-        return ", ".join(filter(None, (self.drafter, self.length, *others)))
+        drafter = self.rival or self.draft or self.source({}).label
+        return ", ".join(filter(None, (drafter, self.length, *others)))
 
     @property
     def name(self) -> str:
