@@ -218,7 +218,7 @@ def test_the_command_makes_the_papers_table(chats, tmp_path):
     result = run("--compare", files["a.json"], "--compare", files["a.json"], "--report", files["c.md"])
     assert result.exit_code == 0 and "#2: Ada" in files["c.md"].read_text()
     result = run("--compare", files["a.json"], "--json", files["b.json"])
-    assert result.exit_code == 2 and "leave --json out" in result.stderr
+    assert result.exit_code == 2 and "leave `--json` out" in result.stderr
     assert run(*common, "--report", files["c.html"]).exit_code == 0 and "chats" in files["c.html"].read_text()
 
 

@@ -96,9 +96,8 @@ def bench(settings: Options) -> None:
     out, err = Console(highlight=False), Console(stderr=True, highlight=False)
     runs = [tables.load(path) for path in settings.compare or ()]
     if runs and not settings.suite:
-        flags = ("model", "draft-model", "results", "minutes", "json")
-        given = (settings.model, settings.draft_model, settings.results, settings.minutes, settings.json_file)
-        if idle := ", ".join(f"--{name}" for name, value in zip(flags, given, strict=True) if value is not None):
+        options = ("model", "draft_model", "results", "minutes", "json_file")
+        if idle := ", ".join(f"`{name}`" for name in options if getattr(settings, name) is not None):
             raise ValueError(f"--compare without --suite only shows its files: leave {idle} out, or name a --suite.")
         _show(settings, out, runs, {})
         return
