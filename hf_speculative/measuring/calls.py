@@ -50,13 +50,10 @@ def timed_generate(generate: Callable[..., Tensor], target: PreTrainedModel, cal
         call: its keywords, with all stopping criteria in `stopping_criteria`.
     """
     width = 1 if target.config.is_encoder_decoder else call["input_ids"].shape[1]
+    wait_for(target.device)
     clock = Clock(call["stopping_criteria"], width)
-
-    def run() -> Tensor:
-        clock.start = time.perf_counter()
-        return generate(**call | {"stopping_criteria": StoppingCriteriaList([clock])})
-
-    ids, seconds = timed(run, target.device)
+    call = call | {"stopping_criteria": StoppingCriteriaList([clock])}
+    ids, seconds = timed(partial(generate, **call), target.device)
     rows = enumerate(ids[:, width:].tolist())
     new_ids = [row[: int(min(len(row), clock.ends.get(index, math.inf) - width))] for index, row in rows]
     num_first, first_seconds = clock.steps[0] if clock.steps else (0, None)
@@ -84,7 +81,7 @@ def all_rounds(target: PreTrainedModel, call: dict[str, Any]) -> tuple[Rows, Sta
 
 
 class Clock(StoppingCriteria):
-    """Combine `criteria`, and record the times of calls and the width at which each row ended.
+    """Combine `criteria`, and record the times of calls, from now on, and the width at which each row ended.
 
     Args:
         width: of the prompts, padding included.
@@ -93,7 +90,7 @@ class Clock(StoppingCriteria):
     def __init__(self, criteria: list[StoppingCriteria], width: int):
         self.criteria, self.width = StoppingCriteriaList(criteria), width
         self.ends: dict[int, int] = {}
-        self.start = 0.0
+        self.start = time.perf_counter()
         self.steps: list[tuple[int, float]] = []
 
     def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:
