@@ -234,8 +234,7 @@ class Evaluation:
     @property
     def recommendations(self) -> list[Recommendation]:
         """Which setting to use at each temperature."""
-        found = (self.recommendation(temperature) for temperature in self.temperatures)
-        return [recommendation for recommendation in found if recommendation is not None]
+        return [found for temperature in self.temperatures if (found := self.recommendation(temperature)) is not None]
 
     def to_dict(self) -> dict[str, Any]:
         """Header, totals and recommendations, ready for JSON."""

@@ -83,9 +83,8 @@ class Section:
     def notes(self) -> list[str]:
         """Notes besides the figures: losses to rivals, settings that could not be measured."""
         found = [f"{t.setting.label}: {wording.NOTHING_DRAFTED}" for t in self.totals if t.drafts_nothing]
-        for of_setting in self.totals:
-            lost = [name for name, ratio in of_setting.over.items() if ratio.is_loss]
-            found += [f"{of_setting.setting.label}: slower than {name}." for name in lost]
+        lost = [(t.setting.label, name) for t in self.totals for name, ratio in t.over.items() if ratio.is_loss]
+        found += [f"{label}: slower than {name}." for label, name in lost]
         if short := [t for t in self.totals if t.is_too_short and t.num_new_tokens]:
             fewest, most = self.evaluation.header["fewest_tokens"], max(t.num_new_tokens for t in short)
             found.append(f"{DASH}: a figure needs {fewest} new tokens or more, and there are {most}: decode more.")
