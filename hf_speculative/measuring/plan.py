@@ -107,10 +107,14 @@ def fingerprint(value: Any) -> str:
 
 
 def _weights(model: nn.Module) -> Iterator[Any]:
-    """Yield name, dtype, shape and a sample of each weight; what is made from the config, such as rotary tables, is none."""
-    for name, tensor in sorted(model.state_dict().items()):
-        if isinstance(tensor, Tensor):  # layers may keep their settings there
-            yield from (name, str(tensor.dtype), list(tensor.shape), *_entries(tensor))
+    """Yield name, dtype, shape and a sample of each weight; without buffers made from the config, such as rotary tables."""
+    tensors: dict[str, Tensor] = dict(model.named_parameters())
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                tensors[f"{prefix}.{name}"] = buffer
+    for name, tensor in sorted(tensors.items()):
+        yield from (name, str(tensor.dtype), list(tensor.shape), *_entries(tensor))
 
 
 def _entries(tensor: Tensor) -> Iterator[bytes]:
