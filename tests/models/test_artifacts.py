@@ -10,13 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
 from torch._dynamo.utils import counters
 
 import hf_speculative as hs
 from hf_speculative.call import learned
 from hf_speculative.call.configuration import as_keywords
-from hf_speculative.models import RaggedModel, artifacts, attention, execution, exported, pieces, pool, traced
+from hf_speculative.models import RaggedModel, artifacts, attention, described, execution, exported, pieces, pool, traced
 from tests.architectures.check import build
 from tests.architectures.inputs import prompts
 from tests.support import heads, tiny
@@ -165,7 +164,7 @@ class TestTheName:
 
     def test_of_other_versions(self, target, monkeypatch):
         names = {artifacts.path_of(target)}
-        for package in (torch, transformers):
+        for package in (torch, described.transformers):  # transformers imports itself again, as another module
             monkeypatch.setattr(package, "__version__", "9.9.9")
             names.add(artifacts.path_of(target))
         assert len(names) == 3
