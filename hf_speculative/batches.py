@@ -86,8 +86,8 @@ def generate_batches(
         tokenizer: of the model; also for `stop_strings`.
         in_order: yield in the order of the prompts; if false, each row as soon as it is done.
         window: prompts in one call of `generate`, by default 16 times `batch_size`, at least 64. At its end lanes run empty
-            for about as long as one row takes: 1/16 of the time by default, less if rows have similar lengths. Under
-            `reproducible=True`, sampled calls of large vocabularies have fewer: each step's noise is of all of them.
+            for about as long as one row takes: 1/16 of the time by default, less if rows have similar lengths. With
+            `reproducible=True`, sampled calls with a large vocabulary use fewer: each step draws noise for all of them.
         **generate_kwargs: anything else that `hf_speculative.generate` takes, such as `max_new_tokens` and `draft_model`.
             Without a source of drafts, rows are decoded plainly, with the same refill. `prefix_allowed_tokens_fn` is given
             the number of the prompt, not of a row.
@@ -198,8 +198,8 @@ class AttachedBatch:
     """`model.generate_batch` of a model that `attach` gave a draft: transformers' signature and results, on our caches.
 
     In float32 greedy tokens are those of plain `generate` for each row. Sampled ones have the same distribution; with
-    `reproducible=True` they are those of plain `generate` on all prompts as one left-padded batch, under the same seed; on one
-    after the other if there are more than rows run together, and than 2**20 / (size of the vocabulary).
+    `reproducible=True` they are those of plain `generate` on all prompts as one left-padded batch, under the same seed. With
+    more prompts than lanes and than 2**20 / (size of the vocabulary), they are decoded in several such batches.
 
     As transformers' own does, it reads all settings but `max_new_tokens` from `generation_config`, takes what this leaves
     open as off, and decodes without dropout. Processors of the config that transformers drops there are applied. Of

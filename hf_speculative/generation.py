@@ -157,10 +157,10 @@ def attach(
 
         learner = Learner.of(learn)
         drafter, methods = DRAFTS.split(draft)
-        if (other := config.draft_tokenizer) is not None and (
-            config.tokenizer is None or other.get_vocab() != config.tokenizer.get_vocab()
-        ):
-            raise ValueError("`learn` trains on the target's ids, and `draft_tokenizer` has others: leave one of them out.")
+        of_target, of_draft = config.tokenizer, config.draft_tokenizer
+        if of_draft is not None and (of_target is None or of_draft.get_vocab() != of_target.get_vocab()):
+            has = "has others" if of_target is not None else "may have others, without `tokenizer` to compare"
+            raise ValueError(f"`learn` trains on the target's ids, and `draft_tokenizer` {has}: leave one of them out.")
         own_draft = learner.begin(target, drafter)
         draft = own_draft if methods is None else (own_draft, methods)
     config = replace(config, learn=learner)

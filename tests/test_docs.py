@@ -40,7 +40,7 @@ def test_there_is_code_to_run():
     assert {page.name for page in CODE} >= {"README.md", "extend.md", "correctness.md"}
 
 
-QUICK = ("README.md", "quickstart.md", "no-draft-model.md", "trees.md")
+QUICK = ("README.md", "quickstart.md", "no-draft-model.md", "trees.md", "draft-length.md")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from transformers.generation import utils
 from transformers.modeling_outputs import BaseModelOutput
 
 import hf_speculative as hs
+from hf_speculative.call.preparation import load_draft
 from hf_speculative.generation import generate_rounds
 from hf_speculative.models import num_parameters, weights_of_a_pass
 from tests.support import tiny
@@ -342,8 +343,12 @@ def test_a_folder_that_is_written_again_is_loaded_again(target, tmp_path):
         with hs.record() as stats:
             target.generate(**tiny.prompts(2), max_new_tokens=20, do_sample=False, pad_token_id=0)
         kept.append(stats.draft_acceptance_rate)
-    hs.detach(target)
     assert kept[0] < kept[1] == 1
+    loaded = load_draft(str(tmp_path), target)
+    (tmp_path / "log.txt").write_text("")
+    (tmp_path / "more.safetensors").symlink_to("/nowhere")
+    assert load_draft(str(tmp_path), target) is loaded
+    hs.detach(target)
 
 
 def test_iterators_may_be_open_at_the_end_of_a_program():

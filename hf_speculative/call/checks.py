@@ -217,7 +217,9 @@ def _check_length(model: PreTrainedModel, prompt_width: int, max_length: int) ->
         kind = rope.get("rope_type")
         if kind not in ("dynamic", "longrope"):
             continue
-        limit = config.max_position_embeddings if kind == "dynamic" else rope["original_max_position_embeddings"]
+        limit = config.max_position_embeddings
+        if kind == "longrope":
+            limit = rope.get("original_max_position_embeddings", limit)
         if kind == "dynamic" or prompt_width <= limit:
             limits[f"has {kind} position embeddings, which change at {limit} tokens"] = limit
     for what, limit in limits.items():

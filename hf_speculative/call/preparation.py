@@ -1,5 +1,6 @@
 """Prepare a call: from the keywords of `generate` to checked options, and the keywords for transformers."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,9 +130,19 @@ def load_draft(draft_model, target: PreTrainedModel) -> Any:
     return draft if methods is None else (draft, methods)
 
 
+def _written(folder: Path) -> int:
+    """When the newest file of a draft was written, in nanoseconds; 0 for the name of a repository."""
+    times = [0]
+    for file in folder.glob("*"):
+        if file.suffix in (".safetensors", ".bin") or file.name == "config.json":
+            with suppress(OSError):  # a link that leads nowhere, or a file that is being replaced
+                times.append(file.stat().st_mtime_ns)
+    return max(times)
+
+
 def _loaded_by_name(name: str, target: PreTrainedModel) -> PreTrainedModel | TablesSource:
     drafts = loaded_for(target)
-    written = max((file.stat().st_mtime_ns for file in Path(name).iterdir()), default=0) if Path(name).is_dir() else 0
+    written = _written(Path(name))
     if drafts.setdefault(("written", name), written) != written:  # trained again
         drafts["written", name] = written
         drafts.pop(name, None)

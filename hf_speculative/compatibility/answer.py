@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,6 @@ from ..call.sources import source_of
 from ..call.statistics import without_nan
 from ..command.prompts import built_in_prompts
 from ..drafting.source import DraftSource
-from ..measuring.render.wording import short
 from ..measuring.results import FEWEST_TOKENS, Evaluation
 from ..measuring.settings import NamedDraft, Setting
 from ..models import num_parameters
@@ -185,7 +185,8 @@ def check(
     if not measure or answer.target.path is None:
         return answer
     ids = ids_of_prompts(prompts, target, tokenizer, raw)
-    name = None if source is None or draft is None else short(draft.config.name_or_path) or "draft"
+    where = "" if draft is None else draft.config.name_or_path
+    name = None if source is None or draft is None else (Path(where).name if Path(where).exists() else where) or "draft"
     differs = answer.vocabulary is not None and answer.vocabulary.strategy != "same"
     drafts = {} if name is None else {name: NamedDraft(draft, draft_tokenizer if differs else None)}
     tried = [*(() if name is None else of_draft(name)), *candidates(target)]

@@ -174,7 +174,13 @@ def mtp_heads(model: PreTrainedModel) -> PreTrainedModel:
             kept[mtp_heads] = f"`use_mtp=True`: the MTP layers of the checkpoint cannot be loaded: {error} {OTHERWISE}."
     if isinstance(found := kept[mtp_heads], str):
         raise ValueError(found)
-    return found.to(device, model.dtype)
+    own = next(found.layers.parameters())
+    if (own.device, own.dtype) != (device, model.dtype):
+        for part in (found.layers, getattr(found, "shared_post_norm", None)):  # all else is the model's own
+            if part is not None:
+                part.to(device, model.dtype)
+        found.tie_with_main_model(model)
+    return found
 
 
 def _mtp_class():

@@ -221,7 +221,7 @@ class DFlashHeadConfig(MuseGlimmerAssistantConfig):
     @property
     def has_own_ids(self) -> bool:
         """Its ids are not the target's, and with them its output layer."""
-        return self.vocab_size is not None and self.draft_vocab_size < self.vocab_size
+        return None not in (self.vocab_size, self.draft_vocab_size) and self.draft_vocab_size < self.vocab_size
 
 
 class DFlashHead(MuseGlimmerAssistantModel):

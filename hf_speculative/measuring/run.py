@@ -238,7 +238,10 @@ def _run(
             raise Stopped(Evaluation(plan.merged([journal]))) from error
     evaluation = Evaluation(plan.merged(processes.gather([journal])))
     if task is not None:
-        (scores,) = processes.gather([task.scores_of(evaluation)] if processes.rank == 0 else [])
+        try:
+            (scores,) = processes.gather([task.scores_of(evaluation)] if processes.rank == 0 else [])
+        except KeyboardInterrupt as error:
+            raise Stopped(evaluation) from error
         evaluation.journal.scores |= scores
     if processes.writes and processes.rank == 0:
         plan.finish(evaluation)

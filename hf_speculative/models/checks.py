@@ -62,8 +62,8 @@ def check_universal(model, inputs: Inputs, argument: str) -> None:
 
 
 def quantised_inputs(model: PreTrainedModel) -> str:
-    """What to add where logits depend on the shape of a pass, if layers may quantise their inputs."""
-    reason = ", as layers do that quantise their inputs (int8 weights alone are exact)"
+    """What to add where logits depend on the shape of a pass, or are no numbers, if layers may quantise their inputs."""
+    reason = ", as of layers that quantise their inputs (int8 weights alone are exact), or of weights that are nan"
     return "" if has_tested_modules(model) else reason
 
 

@@ -97,19 +97,14 @@ def ragged_deviation(model: PreTrainedModel) -> float:
 
 
 def once(model: PreTrainedModel, what: Hashable, trial: Callable[[], Found]) -> Found:
-    """What `trial` finds, without gradients and dropout; it is run once for each model object.
-
-    Raises:
-        ValueError: the model's logits are no numbers.
-    """
+    """What `trial` finds, without gradients and dropout; it is run once for each model object."""
     known, key = loaded_for(model), (once, what)
     if key not in known:
         try:
             with without_dropout(model), torch.no_grad():
                 known[key] = trial()
-        except NoNumbers:
-            way_out = "load or train it anew, or pass `draft_model=None` for plain decoding"
-            raise ValueError(f"logits of {type(model).__name__} are no numbers (nan): {way_out}.") from None
+        except NoNumbers as deviation:
+            return deviation.args[0]
     return known[key]
 
 
@@ -197,7 +192,7 @@ def _deviation_from_steps(
         steps.append(stepped.logits(batch, ahead=0, num_last=1))
     plain = torch.cat(steps, 1)
     if plain.isnan().any():
-        raise NoNumbers
+        raise NoNumbers(torch.inf)
     cached, batch = make_cached(), _prompts(inputs)
     cached.logits(batch, ahead=0, num_last=1)
     extend(batch, kept[:, :1])

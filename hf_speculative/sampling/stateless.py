@@ -154,7 +154,10 @@ class ByWidth:
         possible = {length + more for length in prefixes.batch.host_lengths for more in prefixes.beyond}
         for width in (width for width in possible if width in self.widths):
             any_prefix = torch.zeros(1, 1, dtype=torch.long, device=scores.device).expand(scores.shape[:2].numel(), width)
-            processed = self.processor(any_prefix, scores.flatten(0, 1)).view_as(scores)
+            try:
+                processed = self.processor(any_prefix, scores.flatten(0, 1)).view_as(scores)
+            except OverflowError:  # plain decoding raises where it gets there, and drafts look further
+                continue
             scores = torch.where(prefixes.widths[..., None] == width, processed, scores)
         return scores
 

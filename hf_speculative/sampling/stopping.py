@@ -129,8 +129,11 @@ class CriteriaStopping(Stopping):
             self.copies[row] = self.others if self.users is None else clone(self.users.copies)
         scores = None
         if self.scores is not None:
-            self.scores[row].append(dense(score).repeat(self.batch_size, 1))
-            scores = tuple(self.scores[row])
+            kept = self.scores[row]
+            if kept:  # the newest alone is as large as plain `generate`'s in memory
+                kept[-1] = kept[-1][:1].clone().expand(self.batch_size, -1)
+            kept.append(dense(score).repeat(self.batch_size, 1))
+            scores = tuple(kept)
         ids = batch.tokens[b, None, :end].repeat(self.batch_size, 1)
         # All are asked, not just until the first True: each of them advances, as in plain generate.
         answers = [criterion(ids, scores) for criterion in self.copies[row]]

@@ -1,5 +1,6 @@
 """Schedules, which choose the number of draft tokens."""
 
+from ..types import Costs as Costs
 from .adaptive import Adaptive
 from .best_nodes import BestNodes, HybridSchedule
 from .heuristic import Constant, Heuristic

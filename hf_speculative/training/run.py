@@ -145,7 +145,8 @@ class Run:
         self.max_length = settings.max_length if limit is None else min(limit, settings.max_length)
         num_full = sum(len(ids) >= self.max_length for ids in self.data.prompts.values())
         if num_full == len(self.data.prompts):
-            raise ValueError(f"`max_length={self.max_length}` leaves no prompt room for an answer: give more.")
+            way_out = "give more" if limit is None or settings.max_length < limit else "the target has no more positions"
+            raise ValueError(f"`max_length={self.max_length}` leaves no prompt room for an answer: {way_out}.")
         if num_full:
             self.watch.say(f"{plural(num_full, 'prompt')} of `max_length` or more: no answer to learn from.")
         for row in self.data.bad_rows[:3]:
@@ -185,7 +186,7 @@ class Run:
         self.about = {"target": fingerprint(self.target), "texts": digest(texts)}
         for name, value in self.about.items():
             if self.before is not None and self.before.data.get(name, value) != value:
-                held = f"a run on other {name}" if name == "texts" else f"a run of another {name}"
+                held = "a run on other texts" if name == "texts" else "a run of another target, or of this one in another dtype"
                 raise ValueError(f"`output={str(self.folder)!r}` holds {held}: name another folder.")
 
     def _journals(self) -> list[Path]:
@@ -206,7 +207,14 @@ class Run:
         self.arguments = arguments
         self.student: Student = students.new_student(self.settings, self.target, self.examples)
         if (limit := max_positions_of(self.student.draft())) is not None:
-            self.examples = unique(self.examples, limit)
+            fitting = unique(self.examples, limit)
+            if not fitting:
+                raise ValueError(
+                    f"the draft has {limit} positions, which leave no prompt room for an answer: give another `head`."
+                )
+            if fitting != self.examples:
+                self.watch.say(f"Answers are cut to the {limit} positions of the draft: {plural(len(fitting), 'answer')} left.")
+            self.examples = fitting
         self.num_parameters, self.kind = num_parameters(self.student.draft()), self.student.kind
         self.most_draft_tokens = self.student.max_draft_tokens
         if self.store is None:

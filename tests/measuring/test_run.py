@@ -9,6 +9,7 @@ import torch
 from transformers import GenerationConfig
 
 import hf_speculative as hs
+from hf_speculative.measuring.run import evaluate_until_stopped
 from hf_speculative.measuring.settings import Setting
 from hf_speculative.verification import RULES
 from tests.support import drafters, tongues
@@ -206,3 +207,13 @@ def test_a_stopped_evaluation_tells_what_it_has_and_that_it_is_a_part(tmp_path, 
     result = run_command("eval", *args)
     assert result.exit_code == 130, "a script goes on after 0"
     assert "the same command continues from there" in result.stderr and "Unfinished: of 3 prompts" in result.stdout
+
+
+def test_what_was_decoded_outlives_a_score_that_is_stopped(model, tokenizer):
+    def stopped(predictions, references):
+        raise KeyboardInterrupt
+
+    rows = [{"prompt": text, "answer": "x"} for text in TEXTS[:2]]
+    options = OPTIONS | {"tokenizer": tokenizer, "score": stopped, "references": "answer"}
+    evaluation, is_stopped = evaluate_until_stopped(model, "suffix", rows, **options)
+    assert is_stopped and all(len(evaluation.rows(setting)) == 2 for setting in evaluation.settings)

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from unittest import mock
 
 import pytest
 import torch
@@ -128,6 +129,22 @@ def test_a_head_whose_target_changes_its_dtype(kind, tmp_path):
             found = hs.generate(model, **tiny.prompts(2), **NEW, **given, num_draft_tokens=2)
         assert stats.num_draft_tokens
     assert found.tolist() == model.generate(**tiny.prompts(2), **NEW).tolist()
+
+
+def test_layers_of_a_checkpoint_leave_the_target_as_it_is(tmp_path):
+    """They share parts with it, of which some are kept in float32."""
+    tied.mtp_or_skip()
+    made = tied.with_mtp(tmp_path)
+    with mock.patch.object(type(made), "_keys_to_ignore_on_load_unexpected", made._keys_to_ignore_on_load_unexpected):
+        model = type(made).from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    model._keys_to_ignore_on_load_unexpected = made._keys_to_ignore_on_load_unexpected
+    tensors = {name: tensor.clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    assert len({tensor.dtype for tensor in tensors.values()}) == 2
+    with hs.record() as stats:
+        hs.generate(model, **tiny.prompts(2), **NEW, use_mtp=True)
+    assert stats.num_draft_tokens
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        assert tensor.dtype == tensors[name].dtype and torch.equal(tensor, tensors[name]), name
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

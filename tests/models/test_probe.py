@@ -98,8 +98,11 @@ def test_what_no_numbers_tell_is_not_kept():
     weight = model.lm_head.weight.detach().clone()
     with torch.no_grad():
         model.lm_head.weight.fill_(torch.nan)
-        with pytest.raises(ValueError, match="no numbers"):
+        with pytest.raises(ValueError, match="or of weights that are nan"):
             hs.generate(model, **tiny.prompts(1), max_new_tokens=4, draft_model="suffix")
+        assert not hs.check(model)
+        hs.attach(model, "suffix").generate(**tiny.prompts(1), max_new_tokens=4, draft_model=None, do_sample=False)
+        hs.detach(model)
         model.lm_head.weight.copy_(weight)
     same_as_plain(model, tiny.prompts(2), draft_model=tiny.noisy_copy(model))
 

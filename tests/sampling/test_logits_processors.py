@@ -272,6 +272,12 @@ class NoReads(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+def test_a_decay_that_plain_decoding_does_not_get_to(target, draft):
+    """Its growth is larger than any number a few tokens beyond the text, where drafts look."""
+    given = {"exponential_decay_length_penalty": (2, 1e30), "min_new_tokens": 11, "eos_token_id": [3, 7], "max_new_tokens": 14}
+    same_as_plain(target, tiny.prompts(2), given, draft_model=draft, num_draft_tokens=4)
+
+
 def test_ids_and_scores_are_contiguous(target, draft):
     """As plain `generate` gives them, so that `view` works, in processors and in criteria."""
     seen = []

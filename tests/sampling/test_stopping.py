@@ -6,6 +6,7 @@ import torch
 from transformers import MaxLengthCriteria, StoppingCriteria, StoppingCriteriaList, StopStringCriteria
 
 import hf_speculative as hs
+from hf_speculative.sampling.stopping import CriteriaStopping
 from tests.support import tiny
 from tests.support.plain import NEW, Collect, LastToken, agrees, ours, plain, same_as_plain
 
@@ -129,3 +130,19 @@ def test_a_criterion_of_the_users_takes_the_place_of_stop_strings():
 
 def test_max_time_stops(target, draft):
     assert ours(target, tiny.prompts(1), draft_model=draft, max_time=0.0).shape[1] == 8
+
+
+def test_scores_are_kept_once(target, draft, monkeypatch):
+    """For criteria, which see them as large as plain `generate`'s: by row, token and row."""
+    kept, ask = [], CriteriaStopping._ask_others
+
+    def noted(self, *args):
+        answer = ask(self, *args)
+        kept.append(sum(step.untyped_storage().nbytes() for steps in self.scores.values() for step in steps[:-1]))
+        return answer
+
+    monkeypatch.setattr(CriteriaStopping, "_ask_others", noted)
+    settings = {"stopping_criteria": [lambda ids, scores, **kwargs: torch.zeros(len(ids), dtype=torch.bool)]}
+    settings |= {"return_dict_in_generate": True, "output_scores": True}
+    found = ours(target, tiny.prompts(5), **settings, draft_model=draft, num_draft_tokens=3)
+    assert 0 < max(kept) <= 4 * tiny.VOCAB * found.sequences.numel()

@@ -30,7 +30,7 @@ from hf_speculative.call import learned
 from hf_speculative.drafting.draft_model import DraftModelSource
 from hf_speculative.drafting.hybrid import HybridDrafter
 from hf_speculative.interfaces import Drafter, Schedule
-from hf_speculative.models import probe, verified_types
+from hf_speculative.models import model_state, probe, verified_types
 from hf_speculative.schedules import Adaptive, round_costs
 from hf_speculative.types import Costs, Draft
 from tests.architectures.check import build
@@ -289,7 +289,7 @@ def forwards_that_only_one_rank_needs(rank):
     known = [] if rank == 1 else verified_types.TESTED["ragged"]
     with mock.patch.dict(verified_types.TESTED, ragged=known):
         is_plain(rank, "sharded draft", do_sample=False)
-    assert sum("ragged" in deviations for deviations in probe._found.values()) == 2 * rank
+    assert sum((probe.once, "ragged") in kept for kept in model_state._loaded.values()) == 2 * rank
 
 
 @check

@@ -212,7 +212,7 @@ def test_answers_of_another_target_or_other_ones_are_not_gone_on_with(changed, t
         if rows is PROMPTS and seed == 0:
             train(target, given, tmp_path, settings, **keywords)
             assert train(target, given, tmp_path, settings, resume=True, **keywords).num_steps == 4
-    with pytest.raises(ValueError, match=r"holds a run (of another target|on other texts): name another folder"):
+    with pytest.raises(ValueError, match=r"holds a run (of another target|on other texts).*: name another folder"):
         train(target, given, tmp_path, settings, resume=True, **keywords)
 
 
@@ -222,8 +222,9 @@ def test_texts_are_cut_to_the_positions_of_the_models(tokenizer, tmp_path):
         part.save_pretrained(tmp_path / "small")
     rows = [row | {"answer": "return x + 1\n" * 40} for row in PROMPTS]
     settings = Settings(**SETTINGS | {"head": f"draft:{tmp_path / 'small'}"})
-    keywords = {"tokenizer": tokenizer, "reading": {"answers": "answer"}}
-    assert train(target, rows, tmp_path / "run", settings, **keywords).best_step is not None
+    said, keywords = [], {"tokenizer": tokenizer, "reading": {"answers": "answer"}}
+    result = train(target, rows, tmp_path / "run", settings, watch=Watch(say=said.append), **keywords)
+    assert result.best_step is not None and any("cut to the 24 positions of the draft" in text for text in said)
 
 
 @pytest.mark.parametrize("head", ["eagle3", "dflash"])
