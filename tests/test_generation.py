@@ -351,6 +351,7 @@ def test_a_folder_that_is_written_again_is_loaded_again(target, tmp_path):
     hs.detach(target)
 
 
+@pytest.mark.slow
 def test_iterators_may_be_open_at_the_end_of_a_program():
     """Generators are closed when modules are taken apart already."""
     settings = "max_new_tokens=40, pad_token_id=0, draft_model='ngram'"
