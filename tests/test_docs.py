@@ -1,5 +1,6 @@
 """README, docs and examples say what is true: their code runs, their links lead somewhere."""
 
+import importlib
 import multiprocessing
 import os
 import re
@@ -40,7 +41,7 @@ def test_there_is_code_to_run():
     assert {page.name for page in CODE} >= {"README.md", "extend.md", "correctness.md"}
 
 
-QUICK = ("README.md", "quickstart.md", "no-draft-model.md", "trees.md", "draft-length.md")
+QUICK = ("README.md", "quickstart.md", "no-draft-model.md", "trees.md")
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,18 @@ def test_code_blocks_run(page, tmp_path):
             exec(compile(block, page.name, "exec"), {"__name__": "__main__"})
 
     forked(tmp_path, ["-c"], run)
+
+
+def test_what_pages_and_examples_import_is_there():
+    """Also of those that run in the slow tests alone."""
+    texts = [text for page in CODE for text in blocks(page)] + [path.read_text() for path in EXAMPLES]
+    imports = [re.findall(r"^from (hf_speculative[\w.]*) import ([\w, ]+)$", text, re.MULTILINE) for text in texts]
+    named = {
+        (module, name.split(" as ")[0].strip()) for found in imports for module, names in found for name in names.split(",")
+    }
+    assert len(named) > 20
+    for module, name in named:
+        assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
