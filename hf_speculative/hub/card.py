@@ -165,8 +165,8 @@ def card(
         short = _short(draft_name)
         title = f"{title} with the draft {short}" if repo is not None else f"{short}, a draft for {title}"
     best = max(figures, key=speedup_of).setting
-    write = usage_of_seq2seq if header.get("is_encoder_decoder") else usage
-    code = write(target_name, bool(header.get("is_chat")), draft_name, repo, best if draft_name is None else None)
+    how, has_encoder = best if draft_name is None else None, bool(header.get("is_encoder_decoder"))
+    code = usage(target_name, bool(header.get("is_chat")), draft_name, repo, how, has_encoder)
     body = render("hub/card.md", target=target_name, draft=draft_name, usage=code, **shown(found, draft))
 
     def metadata(existing: dict[str, Any]) -> dict[str, Any]:
@@ -252,30 +252,34 @@ def _conditions(use_case: str, evaluation: Evaluation, setting: Setting, draft_n
 PROMPT, QUESTION, TEXT = "def main():", "What is a hash table?", "translate English to German: Hello."
 
 
-def usage(target: str, is_chat: bool, draft: str | None = None, repo: str | None = None, best: Setting | None = None) -> str:
-    """Lines to paste: transformers' pipeline with a draft, with a repository that names one, or under a setting."""
-    said = f"[{{'role': 'user', 'content': {QUESTION!r}}}]" if is_chat else repr(PROMPT)
-    found = "['generated_text'][-1]['content']" if is_chat else "['generated_text']"
-    options = "" if best is None else _keywords(best.shown_options)
-    model = repr(target) if repo is None else f"hf_speculative.from_pretrained({repo!r}), tokenizer={repo!r}"
-    named = "" if draft is None else f", draft_model={draft!r}"
-    attached = f"hf_speculative.attach(pipe.model{named})\n" if repo is None else ""
-    return f"""import hf_speculative, transformers
-pipe = transformers.pipeline('text-generation', model={model})
-{attached}print(pipe({said}, max_new_tokens=64{options})[0]{found})"""
+def usage(
+    target: str,
+    is_chat: bool,
+    draft: str | None = None,
+    repo: str | None = None,
+    best: Setting | None = None,
+    has_encoder: bool = False,
+) -> str:
+    """Lines to paste: transformers' pipeline with a draft, with a repository that names one, or under a setting.
 
-
-def usage_of_seq2seq(target: str, is_chat: bool, draft: str | None, repo: str | None, best: Setting | None) -> str:
-    """The same for an encoder-decoder, which has no pipeline."""
-    loaded = f"transformers.AutoModelForSeq2SeqLM.from_pretrained({target!r})"
-    model = loaded if repo is None else f"hf_speculative.from_pretrained({repo!r})"
-    named = "" if draft is None else f", draft_model={draft!r}"
-    attached = f"hf_speculative.attach(model{named})\n" if repo is None else ""
+    An encoder-decoder has no pipeline: its lines call `generate`.
+    """
     options = "" if best is None else _keywords(best.shown_options)
-    return f"""import hf_speculative, transformers
+    named, owner = "" if draft is None else f", draft_model={draft!r}", "model" if has_encoder else "pipe.model"
+    attached = f"hf_speculative.attach({owner}{named})\n" if repo is None else ""
+    if has_encoder:
+        loaded = f"transformers.AutoModelForSeq2SeqLM.from_pretrained({target!r})"
+        model = loaded if repo is None else f"hf_speculative.from_pretrained({repo!r})"
+        return f"""import hf_speculative, transformers
 model, tokenizer = {model}, transformers.AutoTokenizer.from_pretrained({repo or target!r})
 {attached}ids = model.generate(**tokenizer({TEXT!r}, return_tensors='pt'), max_new_tokens=64{options})
 print(tokenizer.decode(ids[0], skip_special_tokens=True))"""
+    said = f"[{{'role': 'user', 'content': {QUESTION!r}}}]" if is_chat else repr(PROMPT)
+    found = "['generated_text'][-1]['content']" if is_chat else "['generated_text']"
+    model = repr(target) if repo is None else f"hf_speculative.from_pretrained({repo!r}), tokenizer={repo!r}"
+    return f"""import hf_speculative, transformers
+pipe = transformers.pipeline('text-generation', model={model})
+{attached}print(pipe({said}, max_new_tokens=64{options})[0]{found})"""
 
 
 def _keywords(options: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ The reference is steps of one token, each prepared by the model's own `prepare_i
 
 import math
 from collections.abc import Callable, Hashable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ DOES_NOT_RUN = (RuntimeError, ValueError, TypeError, LookupError, AttributeError
 
 class NoNumbers(ArithmeticError):
     """Logits of plain steps are nan. It says nothing about the model once its weights are better."""
+
+    deviation: Any = torch.inf
 
 
 #: the longest window that is tried with a text longer than it
@@ -103,8 +105,8 @@ def once(model: PreTrainedModel, what: Hashable, trial: Callable[[], Found]) -> 
         try:
             with without_dropout(model), torch.no_grad():
                 known[key] = trial()
-        except NoNumbers as deviation:
-            return deviation.args[0]
+        except NoNumbers as found:
+            return found.deviation
     return known[key]
 
 
@@ -192,7 +194,7 @@ def _deviation_from_steps(
         steps.append(stepped.logits(batch, ahead=0, num_last=1))
     plain = torch.cat(steps, 1)
     if plain.isnan().any():
-        raise NoNumbers(torch.inf)
+        raise NoNumbers
     cached, batch = make_cached(), _prompts(inputs)
     cached.logits(batch, ahead=0, num_last=1)
     extend(batch, kept[:, :1])
